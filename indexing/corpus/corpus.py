@@ -61,10 +61,12 @@ class Corpus(RowChain):
 
     @classmethod
     def open(cls, store: Store) -> Corpus:
-        """Opens the corpus of a store. Raises InputError if the store has no complete one."""
+        """Opens the corpus of a store. Raises InputError if the store has no complete one, or one without passages."""
         generations = store.generations("corpus")
         if not generations:
             store.open("corpus", "g0000")  # raises an error that says why the corpus is missing
+        elif not generations[0].rows:
+            raise InputError(f"{generations[0].url}: holds no passages; restore its manifest.json from a copy")
         return cls(generations)
 
     def __repr__(self) -> str:

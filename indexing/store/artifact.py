@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,24 @@ from riptide.base.errors import InputError
 from riptide.indexing.storage.cache import CorruptError, NodeCache, RangeFile, missing_file_error
 from riptide.indexing.storage.storage import Storage
 from riptide.indexing.store.keys import Key
-from riptide.indexing.store.sealed_json import ARTIFACT_FORMAT_VERSION, ArtifactPart, PartList, read_manifest
+from riptide.indexing.store.sealed_json import ARTIFACT_FORMAT_VERSION, MANIFEST, ArtifactPart, PartList, read_manifest
 
 READABLE = {1: ("prompts", "models")}  # earlier format version -> kinds of artifacts that are still read
 CHECKSUMS = "crc32"  # the fact of a part with the checksums of its blocks
+
+
+class _Config(dict[str, Any]):
+    """The configuration of an artifact. A missing setting raises a CorruptError that names the manifest."""
+
+    def __init__(self, config: Mapping[str, Any], url: str):
+        super().__init__(config)
+        self._url = url
+
+    def __missing__(self, name: str) -> Any:
+        raise CorruptError(f"{self._url}/{MANIFEST}: config.{name}: missing; restore the file from a copy")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Config, (dict(self), self._url)
 
 
 class Artifact:
@@ -49,7 +64,7 @@ class Artifact:
         self.kind: str = document["kind"]
         self.fingerprint: str = document["fingerprint"]
         self.inputs: dict[str, dict[str, str]] = document["inputs"]
-        self.config: dict[str, Any] = document["config"]
+        self.config: dict[str, Any] = _Config(document["config"], f"{storage.url}/{key}")
         self.notes: dict[str, Any] = document["notes"]
         self.erasures: list[str] = document.get("erasures", [])  # those whose passages its parts lack
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from riptide.base.errors import InputError
 from riptide.base.wording import LIBRARY, printable
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
 from riptide.indexing.work.work import Work, plan_stages
@@ -87,9 +89,22 @@ def say_hits(hits: Sequence[ShownHit], query: str, *, with_judgements: bool = Fa
 
 
 def _print(line: str) -> None:
-    """Prints a line to stdout; the encoding of a program's stdout may not be UTF-8."""
+    """Prints a line to stdout; the encoding of a program's stdout may not be UTF-8.
+
+    Raises:
+        InputError: If stdout is a file on a full disk, for example.
+    """
     encoding = sys.stdout.encoding or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    try:
+        print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest of the line at its end.
+        raise InputError(
+            f"standard output: {error.strerror}: free some space or send it elsewhere, and run the same command again; "
+            "what is committed is kept"
+        ) from error
 
 
 def say_event(line: str, artifact: str = "") -> None:

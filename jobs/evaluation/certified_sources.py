@@ -91,7 +91,8 @@ def open_certified(store: Store, queries: Queries, options: Evaluate) -> Certifi
         searches = [FilteredQueries(filter, np.arange(len(ids))) for filter in filters]
     else:
         searches = group_queries(queries.filters(ids, field, columns))
-    return CertifiedSources(corpus, indexed, texts, searches, field is not None, options.certify_k or DEFAULT_K)
+    k = min(options.certify_k or DEFAULT_K, max(1, corpus.num_rows))
+    return CertifiedSources(corpus, indexed, texts, searches, field is not None, k)
 
 
 def certify_sources(certified: CertifiedSources) -> list[dict[str, Any]]:

@@ -12,11 +12,13 @@ from riptide.retriever.encoding.language_model import load_masked_language_model
 from riptide.retriever.encoding.sparse_model import SpladePooled
 from riptide.retriever.forward.pooling import PooledBackbone
 from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.failures import readable_errors
 from riptide.retriever.model.libraries import import_transformers
 from riptide.retriever.model.modules import DenseLayer
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.weights import load_model
 
+_PROBE_LENGTH = 16  # tokens of the texts with which a backbone is tried
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
@@ -88,12 +90,17 @@ def backbone_loader(recipe: Recipe) -> BackboneLoader:
 
 
 def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> PooledBackbone:
-    """Loads a backbone with its pooling; arguments and errors as in `load_backbone`.
+    """Loads a backbone with its pooling, and runs it once; arguments and errors as in `load_backbone`.
 
-    With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
+    InputError for settings with which its layers cannot run, for example a sliding window of 0 tokens. With pooling
+    "splade" the backbone has its masked-language-model head; InputError if there is none.
     """
     kind = backbone_loader(recipe)
-    return kind.pool(kind.load(recipe, dtype, trust_remote_code, **config), recipe)
+    pooled = kind.pool(kind.load(recipe, dtype, trust_remote_code, **config), recipe)
+    length = min(_PROBE_LENGTH, recipe.passage_length)
+    with readable_errors(recipe.backbone / "config.json"), torch.no_grad():
+        pooled(torch.zeros(2, length, dtype=torch.long), torch.tensor([length, (length + 1) // 2]))
+    return pooled
 
 
 def encoder_bytes(recipe: Recipe) -> int:

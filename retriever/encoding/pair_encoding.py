@@ -13,7 +13,7 @@ from tokenizers import Encoding
 
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
-from riptide.retriever.forward.batching import Tokens, tokens_to_cut, with_titles
+from riptide.retriever.forward.batching import Tokens, readable_panics, tokens_to_cut, with_titles
 from riptide.retriever.model.configuration import check_bidirectional, check_int8, load_config
 from riptide.retriever.model.json_fields import read_count, read_document, read_object
 from riptide.retriever.model.model_folder import sha256_of, tokenizer_files, weight_files
@@ -78,7 +78,9 @@ class PairTokenizer:
         try:
             # An Encoding takes about 20 kB, so pairs are tokenised in blocks.
             for start in range(0, len(pairs), _PAIRS_PER_CALL):
-                rows += map(self._cut_pair, self._base.encode_batch_fast(pairs[start : start + _PAIRS_PER_CALL]))
+                with readable_panics(len(pairs)):
+                    encodings = self._base.encode_batch_fast(pairs[start : start + _PAIRS_PER_CALL])
+                rows += map(self._cut_pair, encodings)
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
                 try:

@@ -16,6 +16,7 @@ from tokenizers.normalizers import Sequence as Normalizers
 from riptide.base.cuts import Cuts
 from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
+from riptide.retriever.model.failures import is_panic, reason_of
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from riptide.retriever.options import EncoderOptions, Side, TitlePolicy
@@ -179,6 +180,10 @@ class TextTokenizer:
         special = base.num_special_tokens_to_add(False)
         for side, (_, length) in self._sides.items():
             if length <= special:
+                if getattr(options, f"{side}_length") is None:
+                    raise InputError(
+                        f"{recipe.backbone}: {length} positions leave no room beside {special} special tokens"
+                    )
                 name = Parameter(f"{side}_length", length)
                 raise InputError(f"{name} leaves no room beside {special} special tokens")
 
@@ -192,7 +197,7 @@ class TextTokenizer:
             InputError: For a text that is no valid string, or that has a token without an embedding; names it.
         """
         texts, limit = self._prepare(texts, side, prefix)
-        with _name_invalid_text(texts):
+        with _name_invalid_text(texts), readable_panics(len(texts)):
             rows = [_cut_ids(encoding, limit) for encoding in self._tokenizer.encode_batch_fast(texts)]
         return self._join(rows, limit)
 
@@ -203,7 +208,7 @@ class TextTokenizer:
         Words are numbered from 0 in each text: int64 [total], -1 for special tokens.
         """
         texts, limit = self._prepare(texts, side)
-        with _name_invalid_text(texts):
+        with _name_invalid_text(texts), readable_panics(len(texts)):
             encodings = self._tokenizer.encode_batch(texts)
         tokens = self._join([_cut_ids(encoding, limit) for encoding in encodings], limit)
         words = np.full(len(tokens.ids), -1, np.int64)
@@ -326,6 +331,19 @@ def _cut_ids(encoding: Encoding, limit: int) -> tuple[list[int], int]:
     for tail in tokens_to_cut(encoding, limit):
         del ids[tail]
     return ids, len(encoding)
+
+
+@contextlib.contextmanager
+def readable_panics(num_texts: int) -> Iterator[None]:
+    """Converts a tokenizer's panic to an InputError, for example over a pattern that backtracks without end."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise InputError(
+            f"the tokenizer fails at one of {num_texts:,} texts: {reason_of(error)}: use a model with another tokenizer"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -131,12 +131,14 @@ class VectorHead(nn.Module):
         size = recipe.pooled_dim
         for step in recipe.head:
             if isinstance(step, DenseLayer):
+                # Read first: a layer of another size than that of the file could take any amount of memory.
+                stored = None if step.folder is None else _read_dense(recipe.folder / step.folder, size, step)
                 layer = nn.Linear(size, step.size, bias=step.bias)
-                if step.folder is None:
+                if stored is None:
                     # The same variance as flax's default, with which GTR's authors initialise the layer.
                     nn.init.normal_(layer.weight, std=size**-0.5, generator=torch.Generator().manual_seed(seed))
                 else:
-                    _load_dense(recipe.folder / step.folder, layer)
+                    layer.load_state_dict(stored)
                 self.steps.append(nn.Sequential(layer, getattr(nn, step.activation)()))
                 size = step.size
             else:
@@ -158,6 +160,7 @@ class _Normalize(nn.Module):
         return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-12)
 
 
-def _load_dense(folder: Path, layer: nn.Linear) -> None:
-    expected = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
-    layer.load_state_dict(load_tensors(folder, expected, "linear."))
+def _read_dense(folder: Path, input_size: int, step: DenseLayer) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a dense layer. Raises InputError if they have other shapes than its settings say."""
+    expected: dict[str, tuple[int, ...]] = {"weight": (step.size, input_size)}
+    return load_tensors(folder, expected | ({"bias": (step.size,)} if step.bias else {}), "linear.")

@@ -36,6 +36,7 @@ _IMPLEMENTATIONS = {
     "_experts_implementation_internal": ("eager", "grouped_mm"),
 }
 _MAX_LAYERS = 1000
+_MAX_LABELS = 100_000  # transformers makes a table of the labels, whose size num_labels alone determines
 BERT_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 """`model_type` of the backbones with BERT's layers."""
 _INT8_STEPS = {"hidden_size": 64, "intermediate_size": 64}  # multiples that the widths of layers must be for int8
@@ -102,19 +103,23 @@ def check_bidirectional(config: Any, file: Path, other_remedy: str = "") -> None
 
     Args:
         config: The configuration of the model.
-        file: The file that has `is_decoder`.
-        other_remedy: What else the user can do.
+        file: The file that has `is_decoder` or `is_causal`.
+        other_remedy: What else the user can do about `is_decoder`.
     """
-    if config.model_type in BERT_TYPES and config.is_decoder:
-        raise InputError(
-            f"{file}: is_decoder is true, so that tokens do not attend to later ones, and {config.model_type} encoders "
-            f"attend to all: set it to false{other_remedy}"
-        )
+    for name, remedy in (("is_decoder", other_remedy), ("is_causal", "")):
+        if config.model_type in BERT_TYPES and getattr(config, name, False):
+            raise InputError(
+                f"{file}: {name} is true, so that tokens do not attend to later ones, and {config.model_type} encoders "
+                f"attend to all: set it to false{remedy}"
+            )
 
 
 def check_fields(content: Mapping[str, Any], file: Path) -> None:
-    """Raises InputError for a refused field of config.json, or a refused implementation of a layer, at any depth."""
+    """Raises InputError for a field of config.json, at any depth, that loads something, or has too many labels."""
     for name, value in _fields(content):
+        num_labels = len(value) if name in ("id2label", "label2id") and isinstance(value, dict) else value
+        if name in ("num_labels", "id2label", "label2id") and isinstance(num_labels, int) and num_labels > _MAX_LABELS:
+            raise InputError(f"{file}: {name}: {num_labels:,} labels, expected at most {_MAX_LABELS:,}")
         if name in _REFUSED and value not in (None, False):
             raise InputError(
                 f"{file}: {name}: {_REFUSED[name]} (here {format_json(value)}) are not supported; save the model "

@@ -30,10 +30,14 @@ def readable_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
     except BaseException as error:
-        # A Rust panic in tokenizers or safetensors is not an Exception, and its class cannot be imported.
-        if type(error).__name__ != "PanicException":
+        if not is_panic(error):
             raise
         raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a Rust panic in tokenizers or safetensors, whose class cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def reason_of(error: BaseException) -> str:

@@ -43,6 +43,8 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
         InputError: If the file is missing and required, cannot be read, is too large, not UTF-8, not JSON (as
             `parse_json` reads it), or of another type.
     """
+    if file.exists() and not file.is_file():
+        raise InputError(f"{file}: not a file: expected a JSON file; copy it again")
     try:
         text = read_small_text(file, "expected a JSON file")
     except FileNotFoundError:

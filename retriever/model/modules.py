@@ -114,7 +114,7 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or "path" not in entry:
             raise InputError(f"{file}: expected modules with type and path, got {format_json(entry)}")
         package, _, kind = entry["type"].rpartition(".")
-        if not package.startswith("sentence_transformers") or kind not in (
+        if package.partition(".")[0] != "sentence_transformers" or kind not in (
             "Transformer",
             "Pooling",
             "Dense",
@@ -190,9 +190,12 @@ def _read_pooling(file: Path) -> Pooling:
     """Returns the pooling of a Pooling module; raises InputError for an unsupported one."""
     config = read_object(file, required=True)
     modes: Any = config.get("pooling_mode")
-    modes = (
-        modes or [mode for key, mode in _OLD_POOLING_KEYS.items() if read_field(config, key, bool, file)] or ["mean"]
-    )
+    if not modes:
+        chosen = {mode: read_field(config, key, bool, file) for key, mode in _OLD_POOLING_KEYS.items()}
+        modes = [mode for mode, is_chosen in chosen.items() if is_chosen]
+        if not modes and False in chosen.values():
+            raise InputError(f"{file}: no pooling mode is true; expected one of cls, mean and lasttoken")
+        modes = modes or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
         raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {format_json(modes)}")

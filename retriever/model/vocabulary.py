@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ _VOCABULARY_FILES = (
     "*.tiktoken",
     "tekken.json",
 )
+_MAX_EXPANSION = 64  # product of the lengths of all replacements of a normaliser; those of published ones have 1 or 2
 # Contains letters of several kinds; hardly any vocabulary has all of them.
 _PROBE = "The Bank, of a caf\u00e9 1998 \u0378 \U0010fffd"
 
@@ -61,7 +63,16 @@ def load_tokenizer(
         raise InputError(f"{folder}: {type(tokenizer).__name__} is no fast tokenizer: save one (tokenizer.json)")
     backend = tokenizer.backend_tokenizer
     with readable_errors(folder):
-        inserted = backend.encode(_PROBE).ids
+        _check_expansion(backend, folder)
+        padding, truncation = backend.padding, backend.truncation
+        backend.no_padding()  # Padding to a large length would take the memory that it names.
+        backend.no_truncation()
+        probe = backend.encode(_PROBE)
+        inserted = probe.ids
+        if padding is not None:
+            backend.enable_padding(**padding)
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
         ids = set(backend.get_vocab(with_added_tokens=False).values())
         special = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
         _check_same(folder, backend, arguments)
@@ -71,6 +82,11 @@ def load_tokenizer(
             f"({', '.join(file.name for file in tokenizer_files(folder)) or 'none'}) are incomplete; copy "
             "tokenizer.json again"
         )
+    if all(probe.special_tokens_mask):
+        raise InputError(
+            f"{folder / 'tokenizer.json'}: gives a text no tokens beside special ones, so that all texts have one "
+            "vector: copy the file again"
+        )
     largest = max(ids.union(inserted))
     if vocabulary_size is not None and largest >= vocabulary_size:
         raise InputError(
@@ -78,6 +94,20 @@ def load_tokenizer(
             "embeddings: the tokenizer is another model's; copy both again"
         )
     return tokenizer
+
+
+def _check_expansion(backend: Any, folder: Path) -> None:
+    """Raises InputError if the replacements of a normaliser, one after the other, can lengthen a text without bound."""
+    factor, pending = 1, [json.loads(backend.normalizer.__getstate__())] if backend.normalizer else []
+    while pending:
+        step = pending.pop()
+        pending += step.get("normalizers", [])
+        factor *= max(1, len(step.get("content", "")))
+    if factor > _MAX_EXPANSION:
+        raise InputError(
+            f"{folder / 'tokenizer.json'}: normalizer: its replacements can make a text {factor:,} times as long, "
+            f"expected at most {_MAX_EXPANSION} times"
+        )
 
 
 def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:

@@ -14,12 +14,16 @@ import torch
 
 from riptide.base.errors import InputError
 from riptide.base.wording import list_first, shown
+from riptide.retriever.model.configuration import load_config
 from riptide.retriever.model.failures import readable_errors, without_loading_report
 from riptide.retriever.model.json_fields import format_json, parse_json, read_object
 from riptide.retriever.model.model_folder import weight_files
 
 MAX_HEADER = 4 << 20  # maximum bytes of a safetensors header
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
+_SPARE_NUMBERS = 1 << 24  # numbers of parts that a file may lack, for example a pooler
+_WEIGHTS = (".weight", ".bias")  # ends of the names of parameters, which are no integers as some buffers are
+_DTYPES = ("F64", "F32", "F16", "BF16")
 _REMEDY = "copy the model folder again, or save the model again"
 
 InPart = Callable[[str], bool]
@@ -52,13 +56,34 @@ def check_files(folder: Path, config: Any) -> None:
     else:
         raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
     if suffix == ".safetensors":
-        dimensions = {size for file in used for shape in tensor_shapes(file).values() for size in shape}
+        shapes = _shapes_in(used)
+        if (num_layers := config.num_hidden_layers) > len(shapes):
+            raise InputError(
+                f"{folder / 'config.json'}: {num_layers} layers, and the weights hold {len(shapes)} tensors; {_REMEDY}"
+            )
+        dimensions = {size for shape in shapes for size in shape}
         for name in ("hidden_size", "vocab_size"):
             size = getattr(config, name, None)
             if size is not None and size not in dimensions:
                 raise InputError(
                     f"{folder / 'config.json'}: {name} is {size}, and no tensor of the weights has this size; {_REMEDY}"
                 )
+
+
+def _shapes_in(files: Sequence[Path]) -> list[tuple[int, ...]]:
+    """Returns the shapes of all tensors. Raises InputError for quantised weights, and for a tensor in two files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for name, entry in _read_header(file).items():
+            if name in shapes:
+                raise InputError(f"{file}: holds {shown(name)}, which another file of the model holds too; {_REMEDY}")
+            if name.endswith(_WEIGHTS) and entry["dtype"] not in _DTYPES:
+                raise InputError(
+                    f"{file}: {shown(name)} is {entry['dtype']}: expected {', '.join(_DTYPES)}; quantised weights are "
+                    "not supported"
+                )
+            shapes[name] = tuple(entry["shape"])
+    return list(shapes.values())
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -68,6 +93,11 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         InputError: If the file is damaged, its header exceeds MAX_HEADER bytes, or a name stands twice in the header,
             which safetensors does not notice.
     """
+    return {name: tuple(entry["shape"]) for name, entry in _read_header(file).items()}
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    """Reads the header of a safetensors file, without its metadata; errors as in `tensor_shapes`."""
     from safetensors import safe_open
 
     with readable_errors(file):
@@ -82,7 +112,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
             entries = parse_json(header.decode(), has_unique_fields=True)
         except json.JSONDecodeError as error:
             raise InputError(f"{file}: its header is not a table of tensors: {error.msg}; {_REMEDY}") from error
-    return {name: tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
+    return {name: entry for name, entry in entries.items() if name != "__metadata__"}
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -159,6 +189,8 @@ def load_model(
         InputError: If files are damaged, if tensors are missing or have another shape, or if the file holds more layers
             than the configuration says and `settings` do not override that. Names up to three tensors.
     """
+    if not trust_remote_code:
+        _check_size(kind, folder, settings)
     # With True, transformers never reads pickled files.
     safe = any(file.suffix == ".safetensors" for file in weight_files(folder))
     with readable_errors(folder), without_loading_report():
@@ -199,6 +231,25 @@ def load_model(
             "the number of layers in config.json"
         )
     return model, sorted(lacking)
+
+
+def _check_size(kind: Any, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises InputError if a model has more numbers than its weight files have bytes, before it takes memory for them.
+
+    transformers replaces tensors of other shapes, and those that the files lack, by random ones.
+    """
+    from transformers.initialization import no_init_weights
+
+    config = load_config(folder, **settings)
+    with readable_errors(folder), torch.device("meta"), no_init_weights():
+        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    if numbers > size + _SPARE_NUMBERS:
+        raise InputError(
+            f"{folder / 'config.json'}: describes a model of {numbers:,} numbers, and the weight files have {size:,} "
+            f"bytes; {_REMEDY}"
+        )
 
 
 def surplus_layers(model: Any, unexpected: Iterable[str]) -> list[str]:

@@ -107,6 +107,22 @@ def test_a_job_whose_standard_streams_are_closed_runs(tmp_path: Path) -> None:
     assert subprocess.run([*shell, *job], check=False, timeout=60).returncode == 0
 
 
+def test_a_full_standard_output_is_not_taken_for_a_full_store(tmp_path: Path) -> None:
+    with Store(str(tmp_path)).create("queries", "q"):
+        pass
+    job = [sys.executable, str(JOBS / "store.py"), "list", "--store", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            job, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: standard output: No space left on device: free some space or send it elsewhere, and run the same "
+        "command again; what is committed is kept\n"
+    )
+
+
 def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:
     """A shell starts a background process with SIGINT ignored."""
     process = start("pyarrow", "search", ignored=True)

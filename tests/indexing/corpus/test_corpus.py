@@ -10,10 +10,20 @@ from small_stores import build_corpus, passages_of
 from riptide.base.errors import InputError
 from riptide.indexing.corpus import corpus as corpus_module
 from riptide.indexing.corpus.corpus import Corpus, open_table, write_table
+from riptide.indexing.store.sealed_json import manifest_bytes, read_manifest
 from riptide.indexing.store.store import Store
 
 PARTS = [[["a", "b", "c"], ["d"]], [["e", "f"]]]
 NAMES = ["a", "b", "c", "d", "e", "f"]
+
+
+def test_a_corpus_whose_manifest_lists_no_parts_is_refused(tmp_path: Path) -> None:
+    """Its own hash is right. Before, a search ended with an error of an index."""
+    store = Store(build_corpus(tmp_path, PARTS, {}).generations[0].url.rpartition("/corpus")[0])
+    document, _ = read_manifest(store.storage, "corpus/g0000")
+    store.storage.put("corpus/g0000/manifest.json", manifest_bytes(document, []))
+    with pytest.raises(InputError, match=r"corpus/g0000: holds no passages; restore its manifest\.json"):
+        Corpus.open(store)
 
 
 def test_passages_of_any_rows_in_any_order(tmp_path: Path) -> None:

@@ -411,6 +411,25 @@ def test_verify_continues_after_a_manifest_that_leads_out_of_the_store(tmp_path:
     assert "queries/q/manifest.json" in {finding.file for finding in findings if finding.problem is None}
 
 
+def test_a_missing_setting_names_the_manifest(tmp_path: Path) -> None:
+    """The manifest's own hash is right. Before, this was a KeyError."""
+    store = Store(str(tmp_path))
+    with store.create("embeddings", "e", config={"limit": None}):
+        pass
+    config = pickle.loads(pickle.dumps(store.open("embeddings", "e").config))
+    assert config == {"limit": None}
+    with pytest.raises(CorruptError, match=r"embeddings/e/manifest\.json: config\.encoder: missing; restore the file"):
+        config["encoder"]
+
+
+def test_a_store_that_is_moved_while_it_is_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder of temporary files is gone between two steps. Before, this was a FileNotFoundError."""
+    storage = LocalStorage(str(tmp_path / "store"))
+    monkeypatch.setattr(storage, "_make_folder", lambda folder: None)
+    with pytest.raises(StorageError, match="the store was moved or removed; put it back"):
+        storage.put("queries/q/manifest.json", b"{}")
+
+
 def test_threads_that_use_s3_for_the_first_time_share_a_client(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code could not tell the errors of a client by the types of another one."""
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # as in a new process

@@ -1,0 +1,230 @@
+"""Model folders with hostile sizes, weights and tokenizers are refused in one line, or give the right vectors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import make_classifier, save_encoder
+
+from riptide.base.errors import InputError
+from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from riptide.retriever.encoding.reranker import Reranker
+
+FLOAT32 = EncoderOptions(dtype="float32", compile="never")
+TEXTS = ["the river bank", "money flows : a bank of water", "x"]
+QUERY = "encoder.layer.0.attention.self.query.weight"
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of small models of several kinds."""
+    root = tmp_path_factory.mktemp("models")
+    return {kind: save_encoder(root / kind, kind) for kind in ("bert", "t5", "qwen3")}
+
+
+@pytest.fixture
+def model(saved: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
+    """model(change, kind) copies the folder of a small model and changes it."""
+
+    def copied(change: Change, kind: str = "bert") -> Path:
+        folder = Path(shutil.copytree(saved[kind], tmp_path / kind))
+        change(folder)
+        return folder
+
+    return copied
+
+
+def fields(name: str, **values: Any) -> Change:
+    """Sets fields of a JSON file."""
+
+    def change(folder: Path) -> None:
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+def config(**values: Any) -> Change:
+    return fields("config.json", **values)
+
+
+def tokenizer(**values: Any) -> Change:
+    return fields("tokenizer.json", **values)
+
+
+def tensors(make: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Change:
+    """Replaces tensors."""
+
+    def change(folder: Path) -> None:
+        stored = load_file(folder / "model.safetensors")
+        save_file(stored | make(stored), folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+def sentence_files(pooling: dict[str, Any], package: str = "sentence_transformers.models") -> Change:
+    """Adds sentence-transformers' files."""
+
+    def change(folder: Path) -> None:
+        kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+        modules = [{"type": f"{package}.{kind}", "path": path} for kind, path in kinds.items()]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+
+    return change
+
+
+def fifo(name: str) -> Change:
+    """Replaces a file by a FIFO, from which a reader waits for a writer."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def sharded_twice(folder: Path) -> None:
+    """Splits the weights into two files, of which the second holds another tensor of the same name too."""
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"model-0000{1 + (name > QUERY)}-of-00002.safetensors" for name in stored}
+    for file in set(files.values()):
+        part = {name: value for name, value in stored.items() if files[name] == file} | {QUERY: stored[QUERY] * 0}
+        save_file(part if "00002-" in file else part | {QUERY: stored[QUERY]}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+# Before, these took memory or time in proportion to a number in the file, waited, or were read as other models.
+DESCRIBED: dict[str, tuple[Change, str]] = {
+    "a billion labels": (config(num_labels=10**9), "num_labels: 1,000,000,000 labels, expected at most 100,000"),
+    "labels of a nested configuration": (config(text_config={"num_labels": 10**9}), "expected at most 100,000"),
+    "more layers than tensors": (config(num_hidden_layers=999), "999 layers, and the weights hold 39 tensors"),
+    "causal attention": (config(is_causal=True), "is_causal is true"),
+    "integers as weights": (tensors(lambda t: {QUERY: t[QUERY].long()}), f"{QUERY} is I64: expected F64"),
+    "weights of 8 bits": (tensors(lambda t: {QUERY: t[QUERY].to(torch.float8_e4m3fn)}), "is F8_E4M3: expected F64"),
+    "a tensor in two files": (sharded_twice, "which another file of the model holds too"),
+    "a pipe as configuration": (fifo("config.json"), "not a file: expected a JSON file"),
+    "no pooling": (sentence_files({"pooling_mode_mean_tokens": False}), "no pooling mode is true"),
+    "a module of another package": (
+        sentence_files({"pooling_mode": "mean"}, "sentence_transformers_evil"),
+        "module sentence_transformers_evil.Transformer is not supported",
+    ),
+}
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+SPECIAL = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}]
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "pair": SPECIAL,
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+}
+OPENED: dict[str, tuple[str, Change, str]] = {
+    "layers wider than the weights": ("bert", config(intermediate_size=10**9), "describes a model of 130,000,0"),
+    "more positions than the weights": ("bert", config(max_position_embeddings=10**9), "the weight files have"),
+    "more token types than the weights": ("bert", config(type_vocab_size=10**9), "the weight files have"),
+    "an attention that needs other settings": (
+        "qwen3",
+        config(layer_types=["full_attention", "chunked_attention"]),
+        "config.json: cannot be loaded",
+    ),
+    "a window of 0 tokens": (
+        "qwen3",
+        config(sliding_window=0, use_sliding_window=True, layer_types=["sliding_attention"] * 2),
+        "config.json: cannot be loaded",
+    ),
+    "a distance of 0": ("t5", config(relative_attention_max_distance=0), "config.json: cannot be loaded"),
+    "replacements that grow": (
+        "bert",
+        tokenizer(normalizer={"type": "Sequence", "normalizers": [REPLACE] * 3}),
+        "can make a text 1,000,000 times as long",
+    ),
+    "a normaliser that deletes all": (
+        "bert",
+        tokenizer(normalizer={**REPLACE, "pattern": {"Regex": "."}, "content": ""}),
+        "no tokens beside special ones",
+    ),
+    "a template without the text": (
+        "bert",
+        tokenizer(post_processor={**TEMPLATE, "single": SPECIAL}),
+        "no tokens beside special ones",
+    ),
+    "a pipe as settings of the tokenizer": ("bert", fifo("added_tokens.json"), "not a file: expected a JSON file"),
+}
+BACKTRACKING = tokenizer(normalizer={**REPLACE, "pattern": {"Regex": "^(([a-z ])+.)+[A-Z]([a-z])+$"}, "content": ""})
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(InputError) as caught:
+        action()
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("case", DESCRIBED)
+def test_a_hostile_model_is_refused_before_it_is_loaded(model: Callable[..., Path], case: str) -> None:
+    change, message = DESCRIBED[case]
+    folder = model(change)
+    assert message in refusal(lambda: describe(str(folder), FLOAT32))
+
+
+@pytest.mark.parametrize("case", OPENED)
+def test_a_hostile_model_is_refused_before_it_encodes(model: Callable[..., Path], case: str) -> None:
+    kind, change, message = OPENED[case]
+    folder = model(change, kind)
+    assert message in refusal(lambda: Encoder(str(folder), FLOAT32, threads=1))
+
+
+def test_a_pattern_that_backtracks_ends_with_a_line(model: Callable[..., Path]) -> None:
+    """The tokenizer's library gives up after a number of steps, with a panic that is no Exception."""
+    encoder = Encoder(str(model(BACKTRACKING)), FLOAT32, threads=1)
+    text = "a bank of water " * 8
+    assert "the tokenizer fails at one of 1 texts" in refusal(lambda: encoder.encode([text]))
+
+
+def test_a_pattern_that_backtracks_ends_the_re_ranker_with_a_line(model: Callable[..., Path]) -> None:
+    reranker = Reranker(str(make_classifier(model(BACKTRACKING))), threads=1)
+    text = "a bank of water " * 8
+    assert "the tokenizer fails at one of 1 texts" in refusal(lambda: reranker.score(["a"], [text]))
+
+
+@pytest.mark.parametrize("strategy", [{"Fixed": 10**9}, "BatchLongest"])
+def test_padding_of_the_tokenizer_takes_no_memory(saved: dict[str, Path], tmp_path: Path, strategy: Any) -> None:
+    """Before, the allocator ended the process. The vectors are those without padding."""
+    padding = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    multiple = 10**9 if strategy == "BatchLongest" else None
+    folder = Path(shutil.copytree(saved["bert"], tmp_path / "bert"))
+    tokenizer(padding={**padding, "strategy": strategy, "pad_to_multiple_of": multiple})(folder)
+    vectors = [Encoder(str(each), FLOAT32, threads=1).encode(TEXTS) for each in (saved["bert"], folder)]
+    np.testing.assert_array_equal(*vectors)
+
+
+def test_a_dense_layer_wider_than_its_weights_takes_no_memory(model: Callable[..., Path]) -> None:
+    folder = model(sentence_files({"pooling_mode": "mean"}))
+    (folder / "2_Dense").mkdir()
+    dense = {"in_features": 32, "out_features": 10**12, "bias": False}
+    (folder / "2_Dense/config.json").write_text(json.dumps(dense))
+    save_file({"linear.weight": torch.zeros(8, 32)}, folder / "2_Dense/model.safetensors")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"type": "sentence_transformers.models.Dense", "path": "2_Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    line = refusal(lambda: Encoder(str(folder), FLOAT32, threads=1))
+    assert "expected tensors weight [1000000000000, 32], got weight [8, 32]" in line
+
+
+def test_special_tokens_that_fill_the_positions_are_named_with_the_folder(model: Callable[..., Path]) -> None:
+    single = [*SPECIAL * 70, {"Sequence": {"id": "A", "type_id": 0}}]
+    folder = model(tokenizer(post_processor={**TEMPLATE, "single": single}))
+    line = refusal(lambda: Encoder(str(folder), FLOAT32, threads=1))
+    assert line == f"{folder}: 61 positions leave no room beside 70 special tokens"
