@@ -88,8 +88,8 @@ class Cost:
         size: Bytes of the content.
         seconds: CPU seconds.
         growth: Factor of the CPU time per doubling, over the last two; 1 if it cannot be measured.
-        seconds_per_mib: CPU seconds of each further MiB between a quarter of this size and this size; 0 if they cannot be
-            measured.
+        seconds_per_mib: CPU seconds of each further MiB between a quarter of this size and this size; 0 if they cannot
+            be measured.
         mib: Memory in MiB, of this process at its peak.
         memory_growth: Factor of the memory per doubling, over the last two; 1 if it cannot be measured.
     """
