@@ -21,6 +21,7 @@ from riptide.base.arguments import check_texts
 from riptide.base.errors import InputError
 from riptide.indexing.corpus.ids import hash_ids, open_buckets, rows_with_hashes
 from riptide.indexing.corpus.row_sets import RowSet
+from riptide.indexing.storage.cache import CorruptError
 from riptide.indexing.store.artifact import Artifact
 from riptide.indexing.store.chain import RowChain, RowPart, RowRange, split_rows
 from riptide.indexing.store.sealed_json import ArtifactPart
@@ -61,12 +62,12 @@ class Corpus(RowChain):
 
     @classmethod
     def open(cls, store: Store) -> Corpus:
-        """Opens the corpus of a store. Raises InputError if the store has no complete one, or one without passages."""
+        """Opens the corpus of a store. Raises InputError if it has no complete one, or one without passages."""
         generations = store.generations("corpus")
         if not generations:
             store.open("corpus", "g0000")  # raises an error that says why the corpus is missing
         elif not generations[0].rows:
-            raise InputError(f"{generations[0].url}: holds no passages; restore its manifest.json from a copy")
+            raise CorruptError(f"{generations[0].url}: holds no passages; restore its manifest.json from a copy")
         return cls(generations)
 
     def __repr__(self) -> str:

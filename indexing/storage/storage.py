@@ -450,8 +450,11 @@ def describe_os_error(error: OSError, path: Path | str) -> str | None:
         return f"{name}: {reason}: free some space and run the same command again; what is committed is kept"
     if error.errno in _NOT_WRITABLE:
         return f"{name}: {reason}: check the path and its permissions"
-    if error.errno == errno.ENOENT and TEMPORARY in Path(name).parts:
-        return f"{name}: {reason}: the store was moved or removed; put it back, and run the same command again"
+    if error.errno == errno.ENOENT and Path(name).parent.name == TEMPORARY:
+        return (
+            f"{name}: {reason}: this temporary file was removed, or the store was moved: put the store back, and run "
+            "the same command again"
+        )
     if error.errno == errno.EXDEV:
         return f"{name}: the store's folders are on several file systems: keep the whole store on one"
     if error.errno in (errno.ESTALE, errno.EIO, errno.EINTR):

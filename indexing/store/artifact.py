@@ -41,9 +41,6 @@ class _Config(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise CorruptError(f"{self._url}/{MANIFEST}: config.{name}: missing; restore the file from a copy")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Config, (dict(self), self._url)
-
 
 class Artifact:
     """A complete artifact, opened for reading."""

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from riptide.base.errors import InputError
 from riptide.base.wording import LIBRARY, printable
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
 from riptide.indexing.work.work import Work, plan_stages
@@ -89,22 +88,17 @@ def say_hits(hits: Sequence[ShownHit], query: str, *, with_judgements: bool = Fa
 
 
 def _print(line: str) -> None:
-    """Prints a line to stdout; the encoding of a program's stdout may not be UTF-8.
-
-    Raises:
-        InputError: If stdout is a file on a full disk, for example.
-    """
+    """Prints a line to stdout, whose encoding may not be UTF-8; an OSError names standard output as its file."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest of the line at its end.
-        raise InputError(
-            f"standard output: {error.strerror}: free some space or send it elsewhere, and run the same command again; "
-            "what is committed is kept"
-        ) from error
+        error.filename = "standard output"
+        with open(os.devnull, "w", encoding="utf-8") as devnull:
+            os.dup2(devnull.fileno(), sys.stdout.fileno())  # At exit, Python writes its buffer again, which would fail.
+        raise
 
 
 def say_event(line: str, artifact: str = "") -> None:

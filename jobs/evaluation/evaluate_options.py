@@ -80,7 +80,7 @@ class Evaluate(SizedWorkers, EstimatedJob):
     --split all. Each query is also compared with all vectors, in one process and without resume: --limit bounds the
     cost."""
     certify_k: int | None = option(None, minimum=1)
-    """With --certify: number of hits whose recall is measured; default: 10."""
+    """With --certify: number of hits whose recall is measured, at most the number of passages; default: 10."""
     certify_filters: tuple[str, ...] = ()
     """With --certify: filters of passages; all queries are also searched with each of them, in the grammar of search
     --filter."""

@@ -18,7 +18,7 @@ from riptide.retriever.model.modules import DenseLayer
 from riptide.retriever.model.recipe import Recipe
 from riptide.retriever.model.weights import load_model
 
-_PROBE_LENGTH = 16  # tokens of the texts with which a backbone is tried
+_PROBE_LENGTH = 4  # tokens of the longer text with which a backbone is tried
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
@@ -90,16 +90,18 @@ def backbone_loader(recipe: Recipe) -> BackboneLoader:
 
 
 def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> PooledBackbone:
-    """Loads a backbone with its pooling, and runs it once; arguments and errors as in `load_backbone`.
+    """Loads a backbone with its pooling, and runs it once on two short texts; arguments as in `load_backbone`.
 
-    InputError for settings with which its layers cannot run, for example a sliding window of 0 tokens. With pooling
-    "splade" the backbone has its masked-language-model head; InputError if there is none.
+    Raises:
+        InputError: As `load_backbone` does; for pooling "splade" without a masked-language-model head; for settings
+            with which the layers cannot run, for example a sliding window of 0 tokens.
     """
     kind = backbone_loader(recipe)
     pooled = kind.pool(kind.load(recipe, dtype, trust_remote_code, **config), recipe)
-    length = min(_PROBE_LENGTH, recipe.passage_length)
+    padding = getattr(load_config(recipe.backbone, trust_remote_code=trust_remote_code), "pad_token_id", None)
+    ids = torch.full((2, _PROBE_LENGTH), int(padding == 0))  # no padding, which some models do not encode
     with readable_errors(recipe.backbone / "config.json"), torch.no_grad():
-        pooled(torch.zeros(2, length, dtype=torch.long), torch.tensor([length, (length + 1) // 2]))
+        pooled(ids, torch.tensor([_PROBE_LENGTH, 1]))
     return pooled
 
 

@@ -182,7 +182,8 @@ class TextTokenizer:
             if length <= special:
                 if getattr(options, f"{side}_length") is None:
                     raise InputError(
-                        f"{recipe.backbone}: {length} positions leave no room beside {special} special tokens"
+                        f"{recipe.backbone}: {length} positions leave no room beside {special} special tokens: use "
+                        "another model, or correct the template in tokenizer.json"
                     )
                 name = Parameter(f"{side}_length", length)
                 raise InputError(f"{name} leaves no room beside {special} special tokens")

@@ -119,7 +119,9 @@ def check_fields(content: Mapping[str, Any], file: Path) -> None:
     for name, value in _fields(content):
         num_labels = len(value) if name in ("id2label", "label2id") and isinstance(value, dict) else value
         if name in ("num_labels", "id2label", "label2id") and isinstance(num_labels, int) and num_labels > _MAX_LABELS:
-            raise InputError(f"{file}: {name}: {num_labels:,} labels, expected at most {_MAX_LABELS:,}")
+            raise InputError(
+                f"{file}: {name}: {num_labels:,} labels, expected at most {_MAX_LABELS:,}; {name} may be left out"
+            )
         if name in _REFUSED and value not in (None, False):
             raise InputError(
                 f"{file}: {name}: {_REFUSED[name]} (here {format_json(value)}) are not supported; save the model "

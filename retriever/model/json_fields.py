@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -43,7 +44,7 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
         InputError: If the file is missing and required, cannot be read, is too large, not UTF-8, not JSON (as
             `parse_json` reads it), or of another type.
     """
-    if file.exists() and not file.is_file():
+    if os.path.exists(file) and not os.path.isfile(file):  # Path.exists raises for a folder that may not be entered
         raise InputError(f"{file}: not a file: expected a JSON file; copy it again")
     try:
         text = read_small_text(file, "expected a JSON file")

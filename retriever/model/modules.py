@@ -193,7 +193,7 @@ def _read_pooling(file: Path) -> Pooling:
     if not modes:
         chosen = {mode: read_field(config, key, bool, file) for key, mode in _OLD_POOLING_KEYS.items()}
         modes = [mode for mode, is_chosen in chosen.items() if is_chosen]
-        if not modes and False in chosen.values():
+        if not modes and chosen["mean"] is False:
             raise InputError(f"{file}: no pooling mode is true; expected one of cls, mean and lasttoken")
         modes = modes or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes

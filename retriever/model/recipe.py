@@ -131,7 +131,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         check_splade(modules.splade_file, vocabulary_size)
     pooling = options.pooling or modules.pooling
     if options.compile != "always" and not trust_remote_code:
-        decoder_file = file if "is_decoder" in config_args else backbone / "config.json"
+        decoder_file = file if {"is_decoder", "is_causal"} & config_args.keys() else backbone / "config.json"
         check_bidirectional(config, decoder_file, "" if pooling == SPLADE else _remedy_for_decoder(options))
     head = _resolve_head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)

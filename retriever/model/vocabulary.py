@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ _VOCABULARY_FILES = (
     "*.tiktoken",
     "tekken.json",
 )
-_MAX_EXPANSION = 64  # product of the lengths of all replacements of a normaliser; those of published ones have 1 or 2
+_MAX_EXPANSION = 64  # factor of the length of a text by a normaliser; those of published ones have 1 or 2
+_PROBED_TOKENS = 8
 # Contains letters of several kinds; hardly any vocabulary has all of them.
 _PROBE = "The Bank, of a caf\u00e9 1998 \u0378 \U0010fffd"
 
@@ -67,8 +70,8 @@ def load_tokenizer(
         padding, truncation = backend.padding, backend.truncation
         backend.no_padding()  # Padding to a large length would take the memory that it names.
         backend.no_truncation()
-        probe = backend.encode(_PROBE)
-        inserted = probe.ids
+        inserted = backend.encode(_PROBE).ids
+        is_blind = _is_blind(backend)
         if padding is not None:
             backend.enable_padding(**padding)
         if truncation is not None:
@@ -82,10 +85,10 @@ def load_tokenizer(
             f"({', '.join(file.name for file in tokenizer_files(folder)) or 'none'}) are incomplete; copy "
             "tokenizer.json again"
         )
-    if all(probe.special_tokens_mask):
+    if is_blind:
         raise InputError(
-            f"{folder / 'tokenizer.json'}: gives a text no tokens beside special ones, so that all texts have one "
-            "vector: copy the file again"
+            f"{folder / 'tokenizer.json'}: gives a text only special tokens, so all texts have the same vector: copy "
+            "the file again, or use another model"
         )
     largest = max(ids.union(inserted))
     if vocabulary_size is not None and largest >= vocabulary_size:
@@ -96,18 +99,39 @@ def load_tokenizer(
     return tokenizer
 
 
+def _is_blind(backend: Any) -> bool:
+    """Returns whether a tokenizer gives only special tokens for _PROBE and for some tokens of its vocabulary."""
+    added = {str(token) for token in backend.get_added_tokens_decoder().values()}
+    words = (token for token in backend.get_vocab(with_added_tokens=False) if token not in added)
+    tokens = itertools.islice(words, _PROBED_TOKENS)
+    return all(all(backend.encode(text).special_tokens_mask) for text in (_PROBE, *tokens))
+
+
 def _check_expansion(backend: Any, folder: Path) -> None:
-    """Raises InputError if the replacements of a normaliser, one after the other, can lengthen a text without bound."""
-    factor, pending = 1, [json.loads(backend.normalizer.__getstate__())] if backend.normalizer else []
-    while pending:
-        step = pending.pop()
-        pending += step.get("normalizers", [])
-        factor *= max(1, len(step.get("content", "")))
-    if factor > _MAX_EXPANSION:
-        raise InputError(
-            f"{folder / 'tokenizer.json'}: normalizer: its replacements can make a text {factor:,} times as long, "
-            f"expected at most {_MAX_EXPANSION} times"
-        )
+    """Raises InputError if the replacements of a normaliser can make a text more than _MAX_EXPANSION times as long.
+
+    A replacement multiplies the length by that of its content if it can match what earlier ones have inserted.
+    Otherwise each match takes a character of the text itself, and the larger of both factors bounds the length.
+    """
+    factor, inserted = 1, ""
+    for step in _normalizer_steps(json.loads(backend.normalizer.__getstate__()) if backend.normalizer else {}):
+        content, pattern = step.get("content", ""), step.get("pattern", {}).get("String")
+        matches_inserted = pattern is None or set(pattern) <= set(inserted)
+        factor = factor * max(1, len(content)) if matches_inserted else max(factor, len(content))
+        if factor > _MAX_EXPANSION:
+            raise InputError(
+                f"{folder / 'tokenizer.json'}: normalizer: its replacements can make a text {factor:,} times as long, "
+                f"expected at most {_MAX_EXPANSION} times: use another model"
+            )
+        for form in (content, content.lower(), content.upper()):
+            inserted += form + unicodedata.normalize("NFKC", form) + unicodedata.normalize("NFKD", form)
+
+
+def _normalizer_steps(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the steps of a normaliser in their order."""
+    yield step
+    for part in step.get("normalizers", []):
+        yield from _normalizer_steps(part)
 
 
 def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:

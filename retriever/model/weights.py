@@ -21,8 +21,7 @@ from riptide.retriever.model.model_folder import weight_files
 
 MAX_HEADER = 4 << 20  # maximum bytes of a safetensors header
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
-_SPARE_NUMBERS = 1 << 24  # numbers of parts that a file may lack, for example a pooler
-_WEIGHTS = (".weight", ".bias")  # ends of the names of parameters, which are no integers as some buffers are
+_SPARE_PARAMETERS = 1 << 24  # parameters of parts that a file may lack, for example a pooler
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _REMEDY = "copy the model folder again, or save the model again"
 
@@ -56,12 +55,7 @@ def check_files(folder: Path, config: Any) -> None:
     else:
         raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
     if suffix == ".safetensors":
-        shapes = _shapes_in(used)
-        if (num_layers := config.num_hidden_layers) > len(shapes):
-            raise InputError(
-                f"{folder / 'config.json'}: {num_layers} layers, and the weights hold {len(shapes)} tensors; {_REMEDY}"
-            )
-        dimensions = {size for shape in shapes for size in shape}
+        dimensions = {size for shape in _shapes_in(used) for size in shape}
         for name in ("hidden_size", "vocab_size"):
             size = getattr(config, name, None)
             if size is not None and size not in dimensions:
@@ -77,7 +71,7 @@ def _shapes_in(files: Sequence[Path]) -> list[tuple[int, ...]]:
         for name, entry in _read_header(file).items():
             if name in shapes:
                 raise InputError(f"{file}: holds {shown(name)}, which another file of the model holds too; {_REMEDY}")
-            if name.endswith(_WEIGHTS) and entry["dtype"] not in _DTYPES:
+            if name.endswith(".weight") and entry["dtype"] not in _DTYPES:  # ".bias" may be the mask of a GPT-2
                 raise InputError(
                     f"{file}: {shown(name)} is {entry['dtype']}: expected {', '.join(_DTYPES)}; quantised weights are "
                     "not supported"
@@ -234,20 +228,18 @@ def load_model(
 
 
 def _check_size(kind: Any, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raises InputError if a model has more numbers than its weight files have bytes, before it takes memory for them.
+    """Raises InputError if a model has more parameters than its weight files have bytes, before it takes their memory.
 
     transformers replaces tensors of other shapes, and those that the files lack, by random ones.
     """
-    from transformers.initialization import no_init_weights
-
     config = load_config(folder, **settings)
-    with readable_errors(folder), torch.device("meta"), no_init_weights():
+    with readable_errors(folder), torch.device("meta"):
         model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-    numbers = sum(parameter.numel() for parameter in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     size = sum(file.stat().st_size for file in weight_files(folder))
-    if numbers > size + _SPARE_NUMBERS:
+    if count > size + _SPARE_PARAMETERS:
         raise InputError(
-            f"{folder / 'config.json'}: describes a model of {numbers:,} numbers, and the weight files have {size:,} "
+            f"{folder / 'config.json'}: describes a model of {count:,} parameters, and the weight files have {size:,} "
             f"bytes; {_REMEDY}"
         )
 

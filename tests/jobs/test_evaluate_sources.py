@@ -141,7 +141,7 @@ def test_the_recall_of_an_index_is_measured_without_judgements(
     assert (unfiltered["source"], unfiltered["class"], unfiltered["queries"]) == ("index:idx", "none", len(texts))
     assert unfiltered["lower"] < unfiltered["recall"] <= unfiltered["upper"]
     assert (filtered["recall"], filtered["class"]) == (1.0, ">10%")  # so few passages are all scored
-    plan = done(*command, "dense", "--certify-k", 10**9, "--plan")  # more hits than passages would take memory only
+    plan = done(*command, "dense", "--certify-k", 10**9, "--plan")  # More hits than passages would only take memory.
     assert "recall@240 of exact:enc" in plan
     line = refused(*command, "exact:enc")
     assert line.endswith("so exact search says nothing about it; give a source such as index:minilm, or dense")

@@ -118,8 +118,8 @@ def test_a_full_standard_output_is_not_taken_for_a_full_store(tmp_path: Path) ->
         )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: standard output: No space left on device: free some space or send it elsewhere, and run the same "
-        "command again; what is committed is kept\n"
+        "error: standard output: No space left on device: free some space and run the same command again; what is "
+        "committed is kept\n"
     )
 
 

@@ -426,7 +426,7 @@ def test_a_store_that_is_moved_while_it_is_written_is_named(tmp_path: Path, monk
     """Its folder of temporary files is gone between two steps. Before, this was a FileNotFoundError."""
     storage = LocalStorage(str(tmp_path / "store"))
     monkeypatch.setattr(storage, "_make_folder", lambda folder: None)
-    with pytest.raises(StorageError, match="the store was moved or removed; put it back"):
+    with pytest.raises(StorageError, match="removed, or the store was moved: put the store back"):
         storage.put("queries/q/manifest.json", b"{}")
 
 
