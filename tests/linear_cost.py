@@ -19,6 +19,7 @@ MAX_GROWTH = 2.5  # maximum factor of CPU time and of memory when the size of an
 MAX_UNITS = 1 << 22
 BLOCK = 128  # pieces of a random content, which it repeats
 NOISE_S = 0.005  # CPU seconds below which neither growth nor cost per MiB can be measured, and both are harmless
+CHEAP = 2.0  # multiple of `reference_s` up to which a MiB grows by the allocator and caches, and is harmless
 NOISE_MIB = 64.0  # memory below which a growth is that of the allocator
 
 Content = str | bytes
