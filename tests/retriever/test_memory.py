@@ -63,7 +63,7 @@ def test_memory_that_a_thread_has_freed_below_a_kept_block_is_returned() -> None
     freed = process.memory_info().rss - before
     return_freed_memory()
     assert kept
-    assert freed > 100 << 20  # glibc keeps it, otherwise this test shows nothing
+    assert freed > 64 << 20  # glibc keeps it, otherwise this test shows nothing
     assert process.memory_info().rss - before < 30 << 20
 
 
