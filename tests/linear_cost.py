@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from riptide.base.errors import InputError
+from riptide.retriever.training.freed_memory import keep_freed_memory
 
 MAX_GROWTH = 2.5  # maximum factor of CPU time and of memory when the size of an input doubles
 MAX_UNITS = 1 << 22
 BLOCK = 128  # pieces of a random content, which it repeats
 NOISE_S = 0.005  # CPU seconds below which neither growth nor cost per MiB can be measured, and both are harmless
-CHEAP = 2.0  # multiple of `reference_s` up to which a MiB grows by the allocator and caches, and is harmless
 NOISE_MIB = 64.0  # memory below which a growth is that of the allocator
 
 Content = str | bytes
@@ -142,8 +142,9 @@ def measure(
     growth = 1.0
     for _ in range(2):  # once more before a failure, as other programs use the machine
         values = [tested.value_of(content, folder) for content in contents]
-        # In turn, as the speed of the machine changes.
-        rounds = [[_seconds(tested, value) for value in values] for _ in range(runs)]
+        # In turn, as the speed of the machine changes. Without kept memory only large contents would meet page faults.
+        with keep_freed_memory():
+            rounds = [[_seconds(tested, value) for value in values] for _ in range(runs)]
         small_s, large_s = map(min, zip(*rounds, strict=True))
         growth = (large_s / max(small_s, 1e-9)) ** 0.5 if large_s > NOISE_S else 1.0
         if growth <= MAX_GROWTH:

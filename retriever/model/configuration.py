@@ -36,6 +36,7 @@ _IMPLEMENTATIONS = {
     "_experts_implementation_internal": ("eager", "grouped_mm"),
 }
 _MAX_LAYERS = 1000
+_LABELS = ("num_labels", "id2label", "label2id")
 _MAX_LABELS = 100_000  # transformers makes a table of the labels, whose size num_labels alone determines
 BERT_TYPES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 """`model_type` of the backbones with BERT's layers."""
@@ -117,8 +118,8 @@ def check_bidirectional(config: Any, file: Path, other_remedy: str = "") -> None
 def check_fields(content: Mapping[str, Any], file: Path) -> None:
     """Raises InputError for a field of config.json, at any depth, that loads something, or has too many labels."""
     for name, value in _fields(content):
-        num_labels = len(value) if name in ("id2label", "label2id") and isinstance(value, dict) else value
-        if name in ("num_labels", "id2label", "label2id") and isinstance(num_labels, int) and num_labels > _MAX_LABELS:
+        num_labels = len(value) if isinstance(value, dict) else value
+        if name in _LABELS and isinstance(num_labels, int) and num_labels > _MAX_LABELS:
             raise InputError(
                 f"{file}: {name}: {num_labels:,} labels, expected at most {_MAX_LABELS:,}; {name} may be left out"
             )

@@ -39,7 +39,8 @@ def check_files(folder: Path, config: Any) -> None:
         config: transformers' configuration.
 
     Raises:
-        InputError: For missing or damaged files, and for sizes that no tensor has.
+        InputError: For missing or damaged files, sizes that no tensor has, quantised weights, and a tensor in two
+            files.
     """
     files = weight_files(folder)
     if not files:

@@ -233,7 +233,7 @@ UPLOADS: dict[str, Callable[[int], str]] = {
     "headers": lambda n: "--b\r\n" + "a: b\r\n" * n + "\r\n",
     "a header": lambda n: "--b\r\nContent-Disposition: form-data" + "; a=b" * n + "\r\n\r\nx\r\n--b--\r\n",
     "quotes": lambda n: '--b\r\nContent-Disposition: form-data; name="' + '\\"' * n + '"\r\n\r\nx\r\n--b--\r\n',
-    "a file": lambda n: PART.replace('"a"', '"a"; filename="f"') + "x" * n + "\r\n--b--\r\n",
+    "a file": lambda n: PART.replace('"a"', '"a"; filename="f"') + "xxxx" * n + "\r\n--b--\r\n",
     "text before the first part": lambda n: "x" * n,
 }
 
@@ -316,6 +316,7 @@ INPUTS = [
         ),
         refusals=(RefusedError,),
         frame=(PART, "\r\n--b--\r\n"),
+        max_bytes=16 << 20,  # a file of more than 1 MiB is written to disk, which a quarter of the largest must be too
     ),
     Input(
         "filter: JSON",

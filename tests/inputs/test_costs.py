@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from input_registry import FORMAT_NAMES, INPUTS, MODELS
-from linear_cost import CHEAP, MAX_GROWTH, NOISE_MIB, Cost, Input, measure, reference_s
+from linear_cost import MAX_GROWTH, NOISE_MIB, Cost, Input, measure, reference_s
 from local_cluster import LONG
 
 from riptide.base import yaml_files
@@ -104,8 +104,7 @@ def test_the_cost_of_an_input_is_linear(name: str, tmp_path: Path) -> None:
     for pattern, make in patterns if LONG else [*patterns[:SHORT_PATTERNS], patterns[-1]]:
         cost = measure(tested, make, tmp_path, seconds=0.1 if LONG else 0.006, runs=5 if LONG else 3, with_memory=LONG)
         mib = cost.size / (1 << 20)
-        is_linear = cost.growth <= MAX_GROWTH or cost.seconds_per_mib <= CHEAP * reference()
-        is_held = is_linear and (not LONG or _is_bounded(tested, cost))
+        is_held = cost.growth <= MAX_GROWTH and (not LONG or _is_bounded(tested, cost))
         if not is_held:
             failures.append((pattern, cost))
         if LONG and (file := os.environ.get("RIPTIDE_WRITE_COSTS")):
