@@ -195,9 +195,9 @@ def test_the_first_workers_keep_their_nodes_until_the_work_is_submitted(monkeypa
     first, reserved = ended[:2], ended[2:]
     assert (len(first), reserved) == (2, [])
     found = runner.run(Calls(multiply, 3), range(4))
-    next(found)
+    first_result = next(found)  # any of the four: results come as they are ready
     assert len(ended) == 4
-    assert sorted([*found])[-1] == (3, 9)
+    assert sorted([first_result, *found])[-1] == (3, 9)
 
 
 def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
