@@ -283,7 +283,8 @@ class Runs:
 
         first, *others = self.options.seeds
         is_chosen = minutes > min(self.options.minutes) or method == "peer-cached"
-        for lr in [self.best_rate(list(sets), method)] if is_chosen else rates_of(method):
+        rates = [lr for lr in rates_of(method) if lr in (self.options.rates or rates_of(method))]
+        for lr in [self.best_rate(list(sets), method)] if is_chosen else rates:
             for name in sets:
                 run(name, lr, first)
         for seed in others:
@@ -309,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--minutes", [1.0, 5.0], "budgets in minutes of CPU time, rising")
     parser.add("--seeds", [0, 1, 2], "seeds of the training runs")
     parser.add("--batch", 32, "pairs per step")
+    parser.add("--rates", [], "learning rates to try, of those of a method (default: all of them)", type=float)
     parser.add("--dev", 150, "training queries that are held out, and choose the learning rate")
     parser.add("--peer-dtype", "bfloat16", "precision of sentence-transformers", choices=("float32", "bfloat16"))
     parser.add("--out", ROOT / "results/training-budgets.json", "the output file (.json, .json.gz), which is continued")
@@ -319,6 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if not options.sets:
         parser.error("expected --sets, or --tables")
+    for method in options.methods:
+        if options.rates and not {*options.rates} & {*rates_of(method)}:
+            parser.error(f"--rates: expected one of {', '.join(f'{lr:g}' for lr in rates_of(method))} for {method}")
     torch.set_num_threads(1)
     with keep_freed_memory():
         Runs(options).run_all()

@@ -44,3 +44,9 @@ def test_each_method_trains_and_the_best_rate_gets_the_other_seeds(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith("| ")].count("| riptide, LoRA") == 4
     assert "| 0.0002 min | learning rate | steps | seeds | set | mean | minus sentence-transformers |" in lines
+
+
+def test_a_rate_that_a_method_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        training_budgets.main(["--sets", str(tmp_path), "--methods", "peer", "lora", "--rates", "1e-4"])
+    assert "--rates: expected one of 0.0003, 0.001, 0.003 for lora" in capsys.readouterr().err
