@@ -18,6 +18,7 @@ from riptide.indexing.exact.arrays import (
     empty_hits,
     merge_hits,
     pad_hits,
+    without_rows,
 )
 from riptide.indexing.exact.top_k import (
     ExactSearch,
@@ -40,4 +41,5 @@ __all__ = [
     "pad_hits",
     "rescore_candidates",
     "search_open_parts",
+    "without_rows",
 ]

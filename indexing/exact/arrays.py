@@ -69,6 +69,19 @@ def merge_hits(hits: Sequence[Hits], k: int) -> Hits:
     return pad_hits(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
 
 
+def without_rows(hits: Hits, rows: np.ndarray) -> Hits:
+    """Returns hits without some rows (int64, ascending): later hits move up, the ends have scores -inf and rows -1."""
+    if not len(rows):
+        return hits
+    is_left_out = rows[np.minimum(np.searchsorted(rows, hits.rows), len(rows) - 1)] == hits.rows
+    if not is_left_out.any():
+        return hits
+    order = np.argsort(is_left_out, axis=1, kind="stable")
+    scores = np.where(is_left_out, np.float32(-np.inf), hits.scores)
+    kept_rows = np.where(is_left_out, -1, hits.rows)
+    return Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(kept_rows, order, 1))
+
+
 def pad_hits(hits: Hits, k: int) -> Hits:
     """Returns C-contiguous hits padded to at least k columns, with scores -inf and rows -1."""
     missing = k - hits.scores.shape[1]

@@ -6,5 +6,5 @@ part_states      the parts of a release, and the state of each
 service_models   the encoders and the re-ranker
 leaf             the searches and the passages of a range of rows
 query_states     the queries of the engine, their states during a search, and their answers
-engine           a batch of queries over the models and all leaves
+engine           batches of queries, of texts to embed and of pairs to re-rank, over the models and all leaves
 """

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
 from riptide.indexing.exact import Hits
+from riptide.indexing.hit_sources.fusion import fuse
 from riptide.indexing.hit_sources.query_encoder import select_queries
 from riptide.indexing.search.explanations import HitExplanation
 from riptide.retriever.options import Side
+from riptide.serve.parts.leaf import Passage
 from riptide.serve.protocol import MAX_RESPONSE_BYTES
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedSource, ServedTask, SourceSearch
-from riptide.serve.service_errors import ExpiredError, IncompleteError, StoreError
+from riptide.serve.service_errors import ExpiredError, IncompleteError, RequestError, StoreError
+
+SPAN = ("document", "start", "end")  # fields of a hit that only split corpora have
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,16 @@ class PendingQuery:
     by_document: bool = False
     max_bytes: int = MAX_RESPONSE_BYTES
     explain: bool = False
+
+    @property
+    def vector_key(self) -> tuple[str, str]:
+        """What the query's vector depends on: its task and its text."""
+        return self.task.name, self.text
+
+    @property
+    def num_passages(self) -> int:
+        """The maximum number of hits whose passages are fetched."""
+        return self.k + self.rerank if self.by_document else max(self.k, self.rerank)
 
 
 class AnswerHit(NamedTuple):
@@ -100,13 +115,38 @@ class QueryAnswer:
     error: Exception | None = None
     json: bytes = b""
 
+    def fail(self, error: Exception) -> None:
+        """Replaces the hits by an error."""
+        self.hits, self.json, self.error = [], b"", error
 
-@dataclass
+    def result_json(self, text: str) -> bytes:
+        """Returns the JSON of a query's result in the response of a search (`protocol.ResultOut`). text: the query."""
+        hits = [
+            {
+                "id": hit.id,
+                **(dict(zip(SPAN, hit.span, strict=True)) if hit.span else {}),
+                "rank": rank,
+                "score": hit.score,
+                "title": hit.title,
+                "text": hit.text,
+                "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None,
+                "scores": hit.scores,
+                **({"explanation": hit.explanation} if hit.explanation else {}),
+            }
+            for rank, hit in enumerate(self.hits, 1)
+        ]
+        return orjson.dumps({"query": text, "hits": hits, "shards": self.shards._asdict()})
+
+
+@dataclass(eq=False)
 class QueryState:
     """The state of a query during a search: hits of each source, and failures.
 
     Attributes:
+        query: The query.
         depth: Number of passages that the fusion of the sources returns.
+        hits: The hits [1, n] of the stages until now, best first; None: there is no answer.
+        answer: The answer, which the last stages fill.
         hits_by_label: Hits [1, k] by the source's label.
         may_have_more: By label: whether the source found as many hits as requested, erased ones included.
         searchers: Number of searchers, which are the sources times the leaves.
@@ -116,7 +156,10 @@ class QueryState:
         documents: The numbers of the documents of the passages that may be hits, by row; only by document.
     """
 
+    query: PendingQuery
     depth: int
+    hits: Hits | None = None
+    answer: QueryAnswer = field(default_factory=QueryAnswer)
     hits_by_label: dict[str, Hits] = field(default_factory=dict)
     may_have_more: dict[str, bool] = field(default_factory=dict)
     searchers: int = 0
@@ -138,17 +181,49 @@ class QueryState:
         if isinstance(error, StoreError):
             self.unreadable = error
 
-    def count_all_lost(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
-        """Records that searchers of some sources failed in each leaf with an error."""
+    def count_all_lost(self, errors: Mapping[int, Exception]) -> None:
+        """Records that the searchers of all sources failed in each leaf with an error."""
         for leaf, error in errors.items():
-            self.count_lost(leaf, labels, error)
+            self.count_lost(leaf, self.query.search.labels, error)
 
-    def answer_error(self, allow_partial: bool) -> Exception | None:
-        """Returns the error for the query; None if it has an answer, as all searchers answered or enough of them."""
+    @property
+    def error(self) -> Exception | None:
+        """The error for the query; None if it has an answer, as all searchers answered or enough of them."""
         shards = self.shards
-        if self.query_error or shards.successful == shards.total or (allow_partial and shards.successful):
+        if self.query_error or shards.successful == shards.total or (self.query.allow_partial and shards.successful):
             return self.query_error
         return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
+
+    def fuse(self) -> None:
+        """Fuses the hits of the sources as a search job does; if a source failed, fuses those of the other sources."""
+        search, self.hits = self.query.search, None
+        if self.error is None:
+            self.hits = fuse([self.hits_by_label[label] for label in search.labels], self.depth, search.weights)
+
+    def make_hits(self, passages: Mapping[int, Passage]) -> None:
+        """Gives the answer its hits, each with its passage and the scores of all sources that found it."""
+        if self.hits is None or self.answer.error is not None:
+            return
+        by_source = {
+            source: dict(rows_and_scores(hits, hits.rows.shape[1])) for source, hits in self.hits_by_label.items()
+        }
+        for row, score in rows_and_scores(self.hits, self.query.k):
+            # The re-ranker gives probabilities; hits below those that it scored have their negative rank as score.
+            scores = {"reranker": score} if self.query.rerank and score >= 0 else {}
+            scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
+            _, id, title, text, metadata, *span = passages[row]
+            self.answer.hits.append(
+                AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None)
+            )
+
+    def make_json(self) -> None:
+        """Gives the answer its JSON; an answer that is too large becomes an error."""
+        if self.hits is None or self.answer.error is not None:
+            return
+        self.answer.json = self.answer.result_json(self.query.text)
+        if (size := len(self.answer.json)) > self.query.max_bytes:
+            error = f"a query has a result of {size:,} bytes, expected up to {self.query.max_bytes:,}: ask for fewer "
+            self.answer.fail(RequestError(f"{error}hits (k), or send fewer queries at once"))
 
 
 @dataclass
@@ -159,7 +234,7 @@ class QueryGroup:
         source: The source.
         depth: Number of hits per query.
         filter: The text of a Filter; None: no filter.
-        members: The number of each query, and the label that it has for the source.
+        members: The state of each query, and the label that it has for the source.
         queries: The members as the leaves receive them: texts or vectors.
         effort: Search effort (nprobe or efSearch) of an index; None: the one that its build measured.
     """
@@ -167,17 +242,23 @@ class QueryGroup:
     source: ServedSource
     depth: int
     filter: str | None
-    members: list[tuple[int, str]] = field(default_factory=list)
+    members: list[tuple[QueryState, str]] = field(default_factory=list)
     queries: Any = None
     effort: int | None = None
 
-    def deeper_groups(self, states: Mapping[int, QueryState]) -> list[QueryGroup]:
-        """Returns groups that repeat the search of members with a given state, at the depth of the state."""
+    def deeper_groups(self, states: Collection[QueryState]) -> list[QueryGroup]:
+        """Returns groups that repeat the search of members with some states, at the depth of the state."""
         by_depth: dict[int, list[int]] = {}
-        for position, (number, _) in enumerate(self.members):
-            if number in states:
-                by_depth.setdefault(states[number].depth, []).append(position)
+        for position, (state, _) in enumerate(self.members):
+            if state in states:
+                by_depth.setdefault(state.depth, []).append(position)
         return [replace(self.select(positions), depth=depth) for depth, positions in by_depth.items()]
+
+    def record_unusable(self, unusable: Mapping[int, str]) -> None:
+        """Records the reasons why the source cannot use some queries. unusable: reasons by position in the group."""
+        for position, reason in unusable.items():
+            state, label = self.members[position]
+            state.query_error = RequestError(f"source {label}: {reason}")
 
     def select(self, positions: Sequence[int]) -> QueryGroup:
         """Returns a group of the members at these positions."""
@@ -202,3 +283,9 @@ class ScorePairsRequest(NamedTuple):
     query: str
     documents: list[str]
     deadline: float
+
+
+def rows_and_scores(hits: Hits, k: int) -> list[tuple[int, float]]:
+    """Returns (row, score) of the first k hits."""
+    rows, scores = hits.rows[0, :k].tolist(), hits.scores[0, :k].tolist()
+    return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]

@@ -22,14 +22,13 @@ import numpy as np
 
 from riptide.indexing.dense.certified_recall import Interval, mean_interval, recall_of_hits, selectivity_class
 from riptide.indexing.dense.factory import num_lists
-from riptide.indexing.exact import Hits, merge_hits
+from riptide.indexing.exact import Hits, merge_hits, without_rows
 from riptide.indexing.hit_sources.dense import ONLINE
 from riptide.indexing.hit_sources.exact import EXACT
 from riptide.indexing.hit_sources.index_source import INDEX
 from riptide.indexing.hit_sources.online_search import SearchTarget
-from riptide.serve.parts.engine import without_rows
 from riptide.serve.parts.leaf import AskLeaves, SliceHits, SliceRequest, SourceQueries, wait_for_reply
-from riptide.serve.parts.query_states import PendingQuery, QueryGroup, QueryState
+from riptide.serve.parts.query_states import QueryGroup
 from riptide.serve.release.artifacts import ReleaseArtifacts
 from riptide.serve.release.release import Release
 from riptide.serve.release.release_tasks import ServedSource, ServedTask, SourceSearch
@@ -203,15 +202,13 @@ class Certifier:
                     live.release.id,
                 )
 
-    def offer(
-        self, queries: Sequence[PendingQuery], groups: Sequence[QueryGroup], states: Sequence[QueryState]
-    ) -> None:
+    def offer(self, groups: Sequence[QueryGroup]) -> None:
         """Samples the searches of a batch: those in an index to which all shards answered."""
         for group in groups:
             if group.source.kind is not INDEX:
                 continue
-            for position, (number, label) in enumerate(group.members):
-                query, state = queries[number], states[number]
+            for position, (state, label) in enumerate(group.members):
+                query = state.query
                 is_complete = state.query_error is None and state.shards.successful == state.shards.total
                 if not is_complete or self._random.random() >= self._share:
                     continue

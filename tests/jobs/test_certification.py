@@ -233,11 +233,10 @@ def offer(
     batch = Hits(np.tile(-rows.astype(np.float32), (9, 1)), np.tile(rows, (9, 1)))
     shards = SimpleNamespace(successful=1, total=1)
     state = SimpleNamespace(
-        query_error=None, shards=shards, hits_by_label={"dense": Hits(*(each[:1] for each in batch))}
+        query=query, query_error=None, shards=shards, hits_by_label={"dense": Hits(*(each[:1] for each in batch))}
     )
-    members = [(0, "dense")] * count
-    group = QueryGroup(SOURCE, 2, None, members, np.zeros((count, 4), np.float32), effort)
-    certifier.offer([cast(Any, query)], [group], [cast(Any, state)])
+    members = [(cast(Any, state), "dense")] * count
+    certifier.offer([QueryGroup(SOURCE, 2, None, members, np.zeros((count, 4), np.float32), effort)])
     for array in batch:
         array[:] = 0  # a sample does not keep the arrays of its batch
 

@@ -536,17 +536,17 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 ) -> None:
     """Also if no request waits for the batch any more."""
     began, go_on = threading.Event(), threading.Event()
-    find = service.engine._search_leaves
+    ask = service.engine.ask_leaves
 
     def slow(*arguments: Any) -> Any:
         began.set()
         assert go_on.wait(60)
-        return find(*arguments)
+        return ask(*arguments)
 
     first = client.get("/v1/tasks").json()["release"]
     opened = service.parts["dense"]._releases
     with monkeypatch.context() as slowly:
-        slowly.setattr(service.engine, "_search_leaves", slow)
+        slowly.setattr(service.engine, "ask_leaves", slow)
         assert client.post("/v1/search", json={"query": "bafa", "timeout_ms": 200}).status_code == 503
         assert began.is_set()
     assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200
