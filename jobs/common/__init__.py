@@ -9,5 +9,6 @@ printing         prints lines for the user of a job, or warnings for a program t
 session          decides whether a job runs on Ray or in its own process, and connects
 shards           plans an index in Lucene shards, or fills its pending shards
 stage_progress   the progress of a stage, printed and measured
+standard_output  prints a line to standard output, which may be full
 starting         how the process was started, names of commands in messages, and signals until the job runs
 """
