@@ -129,7 +129,7 @@ def check_full_stdout(command: list[str], remedy: str) -> None:
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-            cwd=JOBS.parent,
+            cwd=JOBS.resolve().parent,
             check=False,
             timeout=60,
         )
