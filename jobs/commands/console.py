@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from riptide.base.wording import shorten, shown
+from riptide.jobs.common.standard_output import print_line
 from riptide.jobs.common.starting import JOBS, command_of
 
 # All jobs in the order in which a new user needs them, by group of `riptide --help`.
@@ -49,7 +50,8 @@ def run_command(arguments: Sequence[str], version: str) -> None:
         version: What --version prints.
 
     Raises:
-        SystemExit: With status 2 for an unknown command, and as `riptide.jobs.commands.cli.run` does.
+        SystemExit: With status 1 if stdout is full, with status 2 for an unknown command, and as
+            `riptide.jobs.commands.cli.run` does.
     """
     try:
         _run_command(arguments, version)
@@ -62,9 +64,9 @@ def _run_command(arguments: Sequence[str], version: str) -> None:
     """Runs the command line `riptide ARGUMENTS`, without handling a closed pipe."""
     name, *others = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print(overview_of_jobs())
+        _print(overview_of_jobs())
     elif name == "--version":
-        print(f"riptide {version}")
+        _print(f"riptide {version}")
     elif name == COMPLETION:
         print_completion(others)
     elif (job := name.replace("_", "-")) in command_names():
@@ -97,7 +99,7 @@ def summary(name: str) -> str:
 def print_completion(arguments: Sequence[str]) -> None:
     """Prints the completion script of a shell; it imports every job, which takes seconds."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        _exit_with_usage_error(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
+        _exit_with_error(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
     from riptide.jobs.commands.cli import options_class_of
 
     import argparse
@@ -120,21 +122,31 @@ def print_completion(arguments: Sequence[str]) -> None:
         job_parser = make_parser(options_class_of(module.main), module.__name__, complete)
         commands.add_parser(name, help=summary(name), parents=[job_parser], add_help=False)
     commands.add_parser(COMPLETION, help="Print a completion script.").add_argument("shell", choices=SHELLS)
-    print(shtab.complete(parser, arguments[0]))
+    _print(shtab.complete(parser, arguments[0]))
+
+
+def _print(text: str) -> None:
+    """Prints a text to stdout; exits with one line if it cannot be written."""
+    try:
+        print_line(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _exit_with_error(f"{error.filename}: {error.strerror}: check where the output goes", 1)
 
 
 def _refuse_command(name: str) -> None:
     """Exits with a usage error that names similar commands."""
     if name.startswith("-"):
-        _exit_with_usage_error(f"{shown(name)}: expected a command before the options; --help lists them")
+        _exit_with_error(f"{shown(name)}: expected a command before the options; --help lists them")
     name, known = name.replace("_", "-"), [*command_names(), COMPLETION]
     near = [each for each in known if len(name) > 2 and name in each] or difflib.get_close_matches(name, known, 3, 0.5)
-    _exit_with_usage_error(
+    _exit_with_error(
         f"{shown(name)}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them")
     )
 
 
-def _exit_with_usage_error(message: str) -> None:
-    """Exits with a one-line message about wrong usage."""
+def _exit_with_error(message: str, status: int = 2) -> None:
+    """Exits with a one-line message; status 2 means wrong usage."""
     print(shorten(f"error: {message}"), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)

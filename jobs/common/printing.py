@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -15,6 +14,7 @@ from riptide.base.wording import LIBRARY, printable
 from riptide.indexing.search.hit_tables import ShownHit, hit_table, style_for
 from riptide.indexing.work.work import Work, plan_stages
 from riptide.jobs.common.job_metrics import take_summary
+from riptide.jobs.common.standard_output import print_line
 from riptide.jobs.common.starting import COMMAND_LINE
 from riptide.telemetry.logs import is_json, write_line
 
@@ -69,7 +69,7 @@ def say(*lines: str) -> None:
     for line in lines:
         if (rewrite := _rewrite.get()) is None:
             if line.startswith(WARNING) or not _only_results.get():
-                _print(printable(COMMAND_LINE.render(line), allowed="\n\t"))
+                print_line(printable(COMMAND_LINE.render(line), allowed="\n\t"))
         elif line.startswith(WARNING):
             print(printable(rewrite(line)), file=sys.stderr, flush=True)
 
@@ -84,21 +84,7 @@ def say_hits(hits: Sequence[ShownHit], query: str, *, with_judgements: bool = Fa
     """
     if is_run_by_user() and hits:
         for line in hit_table(hits, query, style_for(sys.stdout), with_judgements=with_judgements):
-            _print(line)
-
-
-def _print(line: str) -> None:
-    """Prints a line to stdout, whose encoding may not be UTF-8; an OSError names standard output as its file."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        error.filename = "standard output"
-        with open(os.devnull, "w", encoding="utf-8") as devnull:
-            os.dup2(devnull.fileno(), sys.stdout.fileno())  # At exit, Python writes its buffer again, which would fail.
-        raise
+            print_line(line)
 
 
 def say_event(line: str, artifact: str = "") -> None:

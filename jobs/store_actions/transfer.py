@@ -163,9 +163,9 @@ def _model_files(folder: Path) -> tuple[list[str], list[str]]:
     """Returns the paths of a model's files in its folder, and of those that are not imported.
 
     Raises:
-        InputError: If the name of one that is imported is not UTF-8.
+        InputError: If one that is imported is a pipe, a device or a broken link, or if its name is not UTF-8.
     """
-    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     imported = [
         path
         for path in files
@@ -175,4 +175,6 @@ def _model_files(folder: Path) -> tuple[list[str], list[str]]:
     ]
     for path in imported:
         check_path(str(folder / path))
+        if not (folder / path).is_file():
+            raise InputError(f"{folder / path}: not a file: expected a file of a model; copy it again")
     return [path.as_posix() for path in imported], [path.as_posix() for path in files if path not in imported]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,11 +99,22 @@ def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = Fa
     """
     kind = backbone_loader(recipe)
     pooled = kind.pool(kind.load(recipe, dtype, trust_remote_code, **config), recipe)
-    padding = getattr(load_config(recipe.backbone, trust_remote_code=trust_remote_code), "pad_token_id", None)
-    ids = torch.full((2, _PROBE_LENGTH), int(padding == 0))  # no padding, which some models do not encode
-    with readable_errors(recipe.backbone / "config.json"), torch.no_grad():
-        pooled(ids, torch.tensor([_PROBE_LENGTH, 1]))
+    check_layers(pooled, load_config(recipe.backbone, trust_remote_code=trust_remote_code), recipe.backbone)
     return pooled
+
+
+def check_layers(forward: Callable[[torch.Tensor, torch.Tensor], object], config: Any, folder: Path) -> None:
+    """Runs a model once on two short texts. Raises InputError for settings with which its layers cannot run.
+
+    Args:
+        forward: Runs the model: (ids int64 [b, n], lengths int64 [b]).
+        config: transformers' configuration.
+        folder: The model folder.
+    """
+    padding = getattr(config, "pad_token_id", None)
+    ids = torch.full((2, _PROBE_LENGTH), int(padding == 0))  # no padding, which some models do not encode
+    with readable_errors(folder / "config.json"), torch.no_grad():
+        forward(ids, torch.tensor([_PROBE_LENGTH, 1]))
 
 
 def encoder_bytes(recipe: Recipe) -> int:

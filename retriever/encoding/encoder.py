@@ -44,7 +44,7 @@ from riptide.retriever.forward.packing import (
 )
 from riptide.retriever.forward.pooling import PooledBackbone, VectorHead
 from riptide.retriever.forward.prompt_rows import PromptShape
-from riptide.retriever.model.model_folder import find_model_folder
+from riptide.retriever.model.model_folder import BackboneFiles, find_model_folder
 from riptide.retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from riptide.retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from riptide.retriever.prompts.prompt_table import warm_up_rows
@@ -118,6 +118,7 @@ class Encoder:
         is_int8 = self._products == torch.int8
         self.dtype = torch.float32 if is_int8 else self._products
         recipe = read_recipe(find_model_folder(name_or_path), options, trust_remote_code=trust_remote_code)
+        files = BackboneFiles(recipe.backbone)
         self.config = settings_of(recipe, options)
         self.fingerprint = fingerprint_of(self.config)
         self._recipe = recipe
@@ -132,6 +133,7 @@ class Encoder:
         self.dim = recipe.dim
         self.similarity = "cosine" if self._head.normalized else "dot"
         eager = open_pooled(recipe, self.dtype, trust_remote_code).to(self.device).eval().requires_grad_(False)
+        files.check()
         backbone: Any = eager.backbone
         tokenizer, word_embeddings = self._tokenizer, backbone.get_input_embeddings().weight
         self._width = word_embeddings.shape[1]

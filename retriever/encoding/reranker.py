@@ -44,8 +44,9 @@ from riptide.retriever.forward.packing import (
     ThreadTeam,
     will_pack,
 )
+from riptide.retriever.model.failures import readable_errors
 from riptide.retriever.model.libraries import import_transformers
-from riptide.retriever.model.model_folder import find_model_folder
+from riptide.retriever.model.model_folder import BackboneFiles, find_model_folder
 from riptide.retriever.model.recipe import fingerprint_of
 from riptide.retriever.model.weights import load_model
 
@@ -104,6 +105,7 @@ class Reranker:
         self.dtype = torch.float32 if is_int8 else self._products
         folder = find_model_folder(name_or_path)
         self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
+        files = BackboneFiles(folder)
         self.config = pair_settings(self._recipe, options)
         self.fingerprint = fingerprint_of(self.config)
         self._tokenizer = PairTokenizer(
@@ -116,6 +118,8 @@ class Reranker:
         if model.config.pad_token_id is None:  # Decoders need the padding id to find the last token before the padding.
             model.config.pad_token_id = self._tokenizer.pad_id
         scored = PairClassifier(model, self._tokenizer.types).eval().requires_grad_(False)
+        scored.check_layers(self._tokenizer, folder)
+        files.check()
         compiling = time.perf_counter()
         is_packed = is_int8 or (will_pack(self._recipe.model_type, options, self.device) and not trust_remote_code)
         self._team = ThreadTeam(self._threads) if is_packed else None
@@ -208,6 +212,14 @@ class PairClassifier(nn.Module):
         is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         extra = {"token_type_ids": types} if self.types else {}
         return self.model(input_ids=ids, attention_mask=is_token.long(), **extra).logits.float()
+
+    def check_layers(self, tokenizer: PairTokenizer, folder: Path) -> None:
+        """Scores a pair of short texts. Raises InputError for settings with which the layers cannot run."""
+        tokens, types = tokenizer(["a"], ["a"])
+        # A masked token of padding, as most batches have.
+        row = torch.tensor([[*tokens.ids, tokenizer.pad_id], [*types.ids, 0]], device=next(self.parameters()).device)
+        with readable_errors(folder / "config.json"), torch.no_grad():
+            self(row[:1], row[1:], torch.from_numpy(tokens.lengths).to(row.device))
 
 
 class PackedClassifier(nn.Module):

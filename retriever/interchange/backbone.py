@@ -79,9 +79,8 @@ class Backbone:
             expected = weights.get(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
             if expected is None or is_pooler(plain) or not expected.is_floating_point():
                 continue
-            if value.shape != expected.shape or not torch.allclose(
-                value.float(), expected.float(), rtol=_ROUNDING, atol=1e-7
-            ):
+            is_comparable = value.shape == expected.shape and value.is_floating_point()
+            if not is_comparable or not torch.allclose(value.float(), expected.float(), rtol=_ROUNDING, atol=1e-7):
                 raise InputError(
                     f"{file}: its {name} is not that of {self.name}: the prompt is for another backbone, {REMEDY}"
                 )

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,12 @@ def _is_model(folder: Path) -> bool:
 def sha256_of(file: Path) -> str:
     """Returns the sha256 of a file, cached in the process by path, size and modification time.
 
-    Raises InputError if the file cannot be read.
+    Raises InputError if the file cannot be read, or is none: a pipe has no end while a program holds it open.
     """
     try:
         status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{file}: not a file: expected a file of a model; copy it again")
         return _sha256(str(file.resolve()), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}; expected a file of a model") from error
@@ -158,3 +161,22 @@ def describe_backbone(folder: Path) -> dict[str, Any]:
         "weights": [sha256_of(file) for file in weights],
         "tokenizer": [sha256_of(file) for file in tokenizer_files(folder)],
     }
+
+
+class BackboneFiles:
+    """The files of a backbone as they are now; `check` finds out later whether they have changed.
+
+    Args:
+        folder: The folder of the backbone.
+
+    Raises:
+        InputError: As `describe_backbone` does.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._before = folder, describe_backbone(folder)
+
+    def check(self) -> None:
+        """Raises InputError if a file has changed: what was read may be of two models."""
+        if describe_backbone(self._folder) != self._before:
+            raise InputError(f"{self._folder}: files of the model changed while they were used; run the command again")

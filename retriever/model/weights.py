@@ -22,7 +22,7 @@ from riptide.retriever.model.model_folder import weight_files
 MAX_HEADER = 4 << 20  # maximum bytes of a safetensors header
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 _SPARE_PARAMETERS = 1 << 24  # parameters of parts that a file may lack, for example a pooler
-_DTYPES = ("F64", "F32", "F16", "BF16")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _REMEDY = "copy the model folder again, or save the model again"
 
 InPart = Callable[[str], bool]
@@ -42,20 +42,8 @@ def check_files(folder: Path, config: Any) -> None:
         InputError: For missing or damaged files, sizes that no tensor has, quantised weights, and a tensor in two
             files.
     """
-    files = weight_files(folder)
-    if not files:
-        raise InputError(
-            f"{folder}: no model.safetensors and no pytorch_model.bin: the model folder is incomplete; copy it again"
-        )
-    stem, suffix = ("model", ".safetensors") if files[0].suffix == ".safetensors" else ("pytorch_model", ".bin")
-    single, index = folder / f"{stem}{suffix}", folder / f"{stem}{suffix}.index.json"
-    if single in files:
-        used = [single]
-    elif index.exists():
-        used = _shards(index, files)
-    else:
-        raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
-    if suffix == ".safetensors":
+    used = _used_files(folder)
+    if used[0].suffix == ".safetensors":
         dimensions = {size for shape in _shapes_in(used) for size in shape}
         for name in ("hidden_size", "vocab_size"):
             size = getattr(config, name, None)
@@ -65,6 +53,26 @@ def check_files(folder: Path, config: Any) -> None:
                 )
 
 
+def _used_files(folder: Path) -> list[Path]:
+    """Returns the weight files that transformers reads: a single one, or the shards of an index.
+
+    Raises:
+        InputError: If there are none, or if one is missing.
+    """
+    files = weight_files(folder)
+    if not files:
+        raise InputError(
+            f"{folder}: no model.safetensors and no pytorch_model.bin: the model folder is incomplete; copy it again"
+        )
+    stem, suffix = ("model", ".safetensors") if files[0].suffix == ".safetensors" else ("pytorch_model", ".bin")
+    single, index = folder / f"{stem}{suffix}", folder / f"{stem}{suffix}.index.json"
+    if single in files:
+        return [single]
+    if not index.exists():
+        raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
+    return _shards(index, files)
+
+
 def _shapes_in(files: Sequence[Path]) -> list[tuple[int, ...]]:
     """Returns the shapes of all tensors. Raises InputError for quantised weights, and for a tensor in two files."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -72,13 +80,18 @@ def _shapes_in(files: Sequence[Path]) -> list[tuple[int, ...]]:
         for name, entry in _read_header(file).items():
             if name in shapes:
                 raise InputError(f"{file}: holds {shown(name)}, which another file of the model holds too; {_REMEDY}")
-            if name.endswith(".weight") and entry["dtype"] not in _DTYPES:  # ".bias" may be the mask of a GPT-2
-                raise InputError(
-                    f"{file}: {shown(name)} is {entry['dtype']}: expected {', '.join(_DTYPES)}; quantised weights are "
-                    "not supported"
-                )
+            if entry["dtype"] not in _DTYPES:
+                _refuse_weight(name, entry["dtype"], file)
             shapes[name] = tuple(entry["shape"])
     return list(shapes.values())
+
+
+def _refuse_weight(name: str, dtype: str, file: Path) -> None:
+    """Raises InputError for a weight whose numbers are no floating-point numbers; other tensors may have any."""
+    if name.endswith(".weight"):  # ".bias" may be the mask of a GPT-2
+        raise InputError(
+            f"{file}: {shown(name)} is {dtype}: expected {', '.join(_DTYPES)}; quantised weights are not supported"
+        )
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -117,6 +130,8 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         InputError: As `tensor_shapes` does; for a state dict, if it is damaged, holds anything but tensors with values
             in memory, or would run code when it is loaded.
     """
+    if file.exists() and not file.is_file():
+        raise InputError(f"{file}: not a file: expected tensors; copy it again")
     if file.suffix != ".safetensors":
         return _read_pickle(file)
     from safetensors.torch import load_file
@@ -127,20 +142,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
-    # torch warns of archives of TorchScript and of quantised tensors, which are refused here.
-    with readable_errors(file), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            stored: Any = torch.load(file, map_location="cpu", weights_only=True)
-        except UnpicklingError as error:
-            if (name := _GLOBAL.search(str(error))) is None:
-                raise InputError(
-                    f"{file}: not a state dict that torch.save has written: save the tensors with safetensors"
-                ) from error
-            raise InputError(
-                f"{file}: holds {name[1]} beside tensors; only a state dict is read, as a pickle can run code: save "
-                "the tensors with safetensors"
-            ) from error
+    stored = _load_pickle(file, "cpu")
     if not isinstance(stored, dict):
         raise InputError(f"{file}: holds a {type(stored).__name__}, expected tensors by name (a state dict)")
     for name, value in stored.items():
@@ -153,6 +155,24 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
                 f"{file}: {shown(repr(name))} is sparse, quantised or without values, expected a plain tensor"
             )
     return stored
+
+
+def _load_pickle(file: Path, device: str) -> Any:
+    """Loads what torch.save has written, on a device; "meta": without the values of tensors."""
+    # torch warns of archives of TorchScript and of quantised tensors, which are refused here.
+    with readable_errors(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.load(file, map_location=device, weights_only=True)
+        except UnpicklingError as error:
+            if (name := _GLOBAL.search(str(error))) is None:
+                raise InputError(
+                    f"{file}: not a state dict that torch.save has written: save the tensors with safetensors"
+                ) from error
+            raise InputError(
+                f"{file}: holds {name[1]} beside tensors; only a state dict is read, as a pickle can run code: save "
+                "the tensors with safetensors"
+            ) from error
 
 
 def load_model(
@@ -186,8 +206,10 @@ def load_model(
     """
     if not trust_remote_code:
         _check_size(kind, folder, settings)
-    # With True, transformers never reads pickled files.
-    safe = any(file.suffix == ".safetensors" for file in weight_files(folder))
+    files = _used_files(folder)
+    safe = files[0].suffix == ".safetensors"  # With True, transformers never reads pickled files.
+    if not safe:
+        _check_pickled_dtypes(files)
     with readable_errors(folder), without_loading_report():
         model, report = kind.from_pretrained(
             folder,
@@ -226,6 +248,15 @@ def load_model(
             "the number of layers in config.json"
         )
     return model, sorted(lacking)
+
+
+def _check_pickled_dtypes(files: Sequence[Path]) -> None:
+    """Raises InputError for weights in state dicts that transformers would cast from integers or complex numbers."""
+    for file in files:
+        stored = _load_pickle(file, "meta")
+        for name, value in stored.items() if isinstance(stored, dict) else ():
+            if isinstance(value, torch.Tensor) and value.dtype not in _DTYPES.values():
+                _refuse_weight(f"{name}", f"{value.dtype}", file)
 
 
 def _check_size(kind: Any, folder: Path, settings: Mapping[str, Any]) -> None:

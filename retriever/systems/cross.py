@@ -20,8 +20,9 @@ from riptide.retriever.encoding.saving import save_model, with_original_values
 from riptide.retriever.forward.attention import enable_prompts
 from riptide.retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
 from riptide.retriever.forward.kernels import attention_dropouts, swap_dropout
-from riptide.retriever.model.configuration import load_config
+from riptide.retriever.model.configuration import check_bidirectional, load_config
 from riptide.retriever.model.libraries import import_transformers
+from riptide.retriever.model.model_folder import BackboneFiles
 from riptide.retriever.model.recipe import max_positions_of, vocabulary_size_of
 from riptide.retriever.model.vocabulary import load_tokenizer
 from riptide.retriever.model.weights import check_files, load_model
@@ -62,6 +63,7 @@ class CrossSystem:
         checkpointing: bool = False,
     ):
         torch.manual_seed(options.seed)
+        files = BackboneFiles(folder)
         self.folder, self.options, self.data, self.device, self.dtype = folder, options, data, device, dtype
         self.tokenizer = open_pair_tokenizer(folder, options.max_length)
         loaded, self._dropouts = _load_classifier(folder)
@@ -75,6 +77,8 @@ class CrossSystem:
         if self.model.config.pad_token_id is None:
             self.model.config.pad_token_id = self.tokenizer.pad_id
         self.scored = PairClassifier(self.model, self.tokenizer.types)
+        self.scored.check_layers(self.tokenizer, folder)
+        files.check()
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Returns every world-th query of a step; all pairs of a query stay together, as the listwise loss requires."""
@@ -174,10 +178,11 @@ def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
     """Loads the backbone's tokenizer for pairs of at most `max_length` tokens.
 
     Raises:
-        InputError: If the folder is damaged, or the backbone has fewer positions.
+        InputError: If the folder is damaged, the backbone has fewer positions, or it is a decoder of the BERT family.
     """
     config = load_config(folder)
     check_files(folder, config)
+    check_bidirectional(config, folder / "config.json")
     positions = max_positions_of(config)
     if positions is not None and max_length > positions:
         raise InputError(f"{Parameter('max_length', max_length)}: more than the {positions} positions of {folder}")

@@ -14,6 +14,7 @@ from riptide.base.errors import InputError
 from riptide.base.wording import Parameter
 from riptide.retriever.forward.batching import TextTokenizer
 from riptide.retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptProvider
+from riptide.retriever.model.model_folder import BackboneFiles
 from riptide.retriever.model.recipe import read_recipe, settings_of
 from riptide.retriever.objectives.learned_temperature import LearnedTemperature
 from riptide.retriever.objectives.loss_term import BATCH_VECTORS, EncodedChunk, StepBatch
@@ -85,6 +86,7 @@ class DualEncoderSystem:
         self.tuning, self.data, self.device, self.dtype = tuning, data, device, dtype
         self.encoder, self.vectors = encoder, vectors
         self.recipe = recipe = trained_recipe(folder, encoder, tuning)
+        self._files = BackboneFiles(recipe.backbone)
         for term in TERMS:
             term.check(recipe, tuning)
         self.tokenizer = TextTokenizer(recipe, encoder)
@@ -94,6 +96,7 @@ class DualEncoderSystem:
             self.check_queries(data.queries)
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._encoders = Encoders(recipe, encoder, tuning, device=device, dtype=dtype, checkpointing=checkpointing)
+        self._files.check()
         self.encoders = self._encoders.by_side
         self.pooled, self.head = self.encoders["query"]
         self.prompts = open_prompts(self.kind, self.pooled, recipe, encoder, start).to(device)
@@ -271,6 +274,8 @@ class DualEncoderSystem:
         If each task has a prompt, the saved one is their mean, and `tasks/NAME` holds that of a task.
         Prompts that are trained with the backbone, over the model of `query/` or the only one, are in `prompt/`.
         """
+        if self.tuning.method != "finetune":  # a frozen backbone is described or merged as its files are now
+            self._files.check()
         if self.tuning.method == "prompt":
             self.prompt().save(folder)
             for task, prompt in self.task_prompts().items():

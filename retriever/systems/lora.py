@@ -84,7 +84,7 @@ def adapter_bytes(recipe: Recipe, options: LoraOptions) -> int:
     """
     with torch.device("meta"):
         backbone = empty_backbone(recipe)
-    add_adapter(backbone, options)
+        add_adapter(backbone, options)
     return sum(4 * value.numel() for name, value in backbone.named_parameters() if is_adapter(name))
 
 

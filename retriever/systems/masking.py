@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from riptide.base.errors import InputError
-from riptide.retriever.encoding.backbones import load_backbone
+from riptide.retriever.encoding.backbones import check_layers, load_backbone
 from riptide.retriever.encoding.language_model import (
     extract_language_model_head,
     has_head,
@@ -160,6 +160,7 @@ class MaskedLanguageModel(nn.Module):
         self.backbone = whole.base_model if has_class else whole
         self.head = _TransformersHead(whole) if has_class else TiedHead(whole)
         self.condenser = None if condenser is None else condenser(whole.config)
+        check_layers(self.encode, whole.config, recipe.backbone)
 
     def forward(
         self, ids: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor, prompt: Any = None

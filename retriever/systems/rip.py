@@ -34,6 +34,7 @@ from riptide.retriever.forward.batching import (
 )
 from riptide.retriever.forward.kernels import swap_dropout
 from riptide.retriever.forward.prompt_rows import PromptInputs
+from riptide.retriever.model.model_folder import BackboneFiles
 from riptide.retriever.model.recipe import read_recipe, settings_of
 from riptide.retriever.options import EncoderOptions, Side
 from riptide.retriever.options.pretraining import RipOptions
@@ -195,6 +196,7 @@ class RipSystem:
         self.encoder = encoder_options(options)
         head = () if options.has_masks else ("normalize",)
         self.recipe = replace(read_recipe(folder, self.encoder), head=head)
+        self._files = BackboneFiles(self.recipe.backbone)
         self.tokenizer = TextTokenizer(self.recipe, self.encoder)
         model = MaskedLanguageModel(
             self.recipe,
@@ -202,6 +204,7 @@ class RipSystem:
             late_loss=options.late_loss,
             condenser=self._open_head if options.trains_condenser_head else None,
         )
+        self._files.check()
         self.masking = Masking(self.recipe, int(model.whole.config.vocab_size), options.mlm_probability)
         self.model = model.to(device)
         swap_dropout(self.model)
@@ -352,6 +355,7 @@ class RipSystem:
     def save(self, folder: Path) -> None:
         """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""
         if self.prompt is not None:
+            self._files.check()
             matrix = self.prompt.matrix().cpu()
             config = settings_of(read_recipe(self.recipe.folder, self.encoder), self.encoder)
             TaskPrompt(backbone_of(config), self.encoder, matrix, matrix).save(folder)

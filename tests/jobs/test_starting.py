@@ -110,17 +110,31 @@ def test_a_job_whose_standard_streams_are_closed_runs(tmp_path: Path) -> None:
 def test_a_full_standard_output_is_not_taken_for_a_full_store(tmp_path: Path) -> None:
     with Store(str(tmp_path)).create("queries", "q"):
         pass
-    job = [sys.executable, str(JOBS / "store.py"), "list", "--store", str(tmp_path)]
+    remedy = "free some space and run the same command again; what is committed is kept"
+    check_full_stdout([str(JOBS / "store.py"), "list", "--store", str(tmp_path)], remedy)
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_a_full_standard_output_is_one_line_without_a_job(argument: str) -> None:
+    check_full_stdout(["-m", "riptide", argument], "check where the output goes")
+
+
+def check_full_stdout(command: list[str], remedy: str) -> None:
+    """Runs Python with a full stdout, which is expected to end with one line."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(
-            job, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False, timeout=60
+            [sys.executable, *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=JOBS.resolve().parent,
+            check=False,
+            timeout=60,
         )
     assert done.returncode == 1
-    assert done.stderr == (
-        "error: standard output: No space left on device: free some space and run the same command again; what is "
-        "committed is kept\n"
-    )
+    assert done.stderr == f"error: standard output: No space left on device: {remedy}\n"
 
 
 def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:

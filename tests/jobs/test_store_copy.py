@@ -247,6 +247,10 @@ def test_a_stored_model_is_used_without_its_folder(
     line = refused(*command)
     documented("Stores", "`store import-model` of a folder with a name that is not UTF-8", line, 1)
     unreadable.unlink()
+    (broken := folder / "vocab.txt").symlink_to("missing")
+    line = refused(*command)
+    documented("Stores", "`store import-model` of a folder with a broken link", line, 1)
+    broken.unlink()
     printed = done(*command)
     assert "left out training_args.bin" in printed
     assert done(*command) == printed

@@ -83,6 +83,16 @@ def test_the_prompt_of_dptdrs_authors(backbone: Path, tmp_path: Path, form: str)
     check_vectors(backbone, prompt, rows)
 
 
+def test_a_weight_with_complex_numbers_is_not_that_of_the_backbone(tmp_path: Path) -> None:
+    """Before, it was cast with a warning."""
+    backbone = save_encoder(tmp_path / "backbone", "bert")
+    name = "embeddings.word_embeddings.weight"
+    weight = load_file(backbone / "model.safetensors")[name].to(torch.complex64)
+    source = save_dptdr(tmp_path / "source", backbone, random_rows(backbone, 1), more={f"bert.{name}": weight})
+    with pytest.raises(InputError, match=f"its bert.{name} is not that of backbone"):
+        converted(backbone, source)
+
+
 def test_a_dual_encoder_with_one_model_is_tied(backbone: Path, tmp_path: Path) -> None:
     """Its state dict names each tensor twice."""
     state = dptdr_state(backbone, random_rows(backbone, 1))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +21,15 @@ from transformers import AlbertConfig, AlbertModel
 from riptide.base.errors import InputError
 from riptide.retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from riptide.retriever.encoding.reranker import Reranker
+from riptide.retriever.model.recipe import read_recipe
+from riptide.retriever.model.weights import read_tensors
+from riptide.retriever.objectives.tune_options import TuneOptions
+from riptide.retriever.options.lora import LoraOptions
+from riptide.retriever.options.reranking import CrossEncoderOptions
+from riptide.retriever.systems.cross import CrossSystem
+from riptide.retriever.systems.dual import DualEncoderSystem
+from riptide.retriever.systems.lora import adapter_bytes
+from riptide.retriever.systems.masking import MaskedLanguageModel
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 TEXTS = ["the river bank", "money flows : a bank of water", "x"]
@@ -266,6 +277,111 @@ def test_a_dense_layer_wider_than_its_weights_takes_no_memory(model: Callable[..
     (folder / "modules.json").write_text(json.dumps(modules))
     line = refusal(lambda: Encoder(str(folder), FLOAT32, threads=1))
     assert "expected tensors weight [1000000000000, 32], got weight [8, 32]" in line
+
+
+def pickled(make: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Change:
+    """Replaces tensors, and saves them as a state dict."""
+
+    def change(folder: Path) -> None:
+        stored = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        torch.save(stored | make(stored), folder / "pytorch_model.bin")
+
+    return change
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.float8_e4m3fn])
+def test_a_state_dict_whose_weights_would_be_cast_is_refused(model: Callable[..., Path], dtype: torch.dtype) -> None:
+    """Before, the first was cast with a warning, and the others without."""
+    folder = model(pickled(lambda stored: {QUERY: stored[QUERY].to(dtype)}))
+    assert f"{QUERY} is {dtype}: expected F64" in refusal(lambda: Encoder(str(folder), FLOAT32, threads=1))
+
+
+def test_a_state_dict_with_the_mask_of_a_gpt_2_is_opened(model: Callable[..., Path]) -> None:
+    folder = model(pickled(lambda stored: {"h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool)}))
+    assert np.isfinite(Encoder(str(folder), FLOAT32, threads=1).encode(TEXTS)).all()
+
+
+TRAINED: dict[str, tuple[str, Change, str]] = {
+    "causal attention": ("bert", config(is_causal=True), "is_causal is true"),
+    "a pipe as configuration": ("bert", fifo("config.json"), "not a file: expected a"),
+    "an attention that needs other settings": (
+        "qwen3",
+        config(layer_types=["full_attention", "chunked_attention"]),
+        "config.json: cannot be loaded",
+    ),
+    "a window of 0 tokens": (
+        "qwen3",
+        config(sliding_window=0, use_sliding_window=True, layer_types=["sliding_attention"] * 2),
+        "config.json: cannot be loaded",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_hostile_re_ranker_is_refused_before_its_first_batch(model: Callable[..., Path], case: str) -> None:
+    """Before, a causal one was trained, the pipe was waited for, and the others ended with a traceback."""
+    kind, change, message = TRAINED[case]
+    folder = make_classifier(model(lambda _: None, kind))
+    change(folder)
+    options = CrossEncoderOptions(max_length=32, batch=1, negatives_per_query=1)
+    assert message in refusal(lambda: CrossSystem(folder, options, None, device=torch.device("cpu")))
+    assert message in refusal(lambda: Reranker(str(folder), threads=1))
+
+
+def test_a_distance_of_0_is_refused_before_pretraining(model: Callable[..., Path]) -> None:
+    recipe = read_recipe(model(config(relative_attention_max_distance=0), "t5"), FLOAT32)
+    assert "config.json: cannot be loaded" in refusal(lambda: MaskedLanguageModel(recipe, "mean"))
+
+
+def test_the_size_of_an_adapter_of_wide_layers_takes_no_memory(model: Callable[..., Path]) -> None:
+    recipe = read_recipe(model(config(intermediate_size=10**9)), FLOAT32)
+    size = adapter_bytes(recipe, LoraOptions(rank=1, targets=("intermediate.dense",)))
+    assert size == 4 * 2 * (32 + 10**9)  # A and B of two layers
+
+
+def test_a_pipe_is_no_file_of_tensors(tmp_path: Path) -> None:
+    for name in ("a.bin", "a.safetensors"):
+        os.mkfifo(tmp_path / name)
+        assert "not a file: expected tensors" in refusal(partial(read_tensors, tmp_path / name))
+
+
+CHANGED = "files of the model changed while they were used"
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("opens", [Encoder, Reranker])
+def test_a_file_that_is_replaced_while_a_model_is_opened_is_noticed(
+    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, file: str, opens: type[Encoder] | type[Reranker]
+) -> None:
+    """Before, the vectors were those of the new file, and the settings beside them those of the former one."""
+    folder = make_classifier(model(lambda _: None))
+    module = importlib.import_module(opens.__module__)
+    load = {Encoder: "open_pooled", Reranker: "_load_classifier"}[opens]
+    original = getattr(module, load)
+
+    def replace(*arguments: Any) -> Any:
+        content = (folder / file).read_bytes()
+        (folder / "new").write_bytes(content if file == "model.safetensors" else content + b"\n")
+        os.replace(folder / "new", folder / file)
+        if file == "model.safetensors":
+            tensors(lambda stored: {f"bert.{QUERY}": stored[f"bert.{QUERY}"] * 2})(folder)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, load, replace)
+    assert CHANGED in refusal(lambda: opens(str(folder), threads=1))
+
+
+@pytest.mark.parametrize("method", ["prompt", "lora"])
+def test_a_backbone_that_is_replaced_while_it_is_trained_is_noticed(
+    model: Callable[..., Path], tmp_path: Path, method: Literal["prompt", "lora"]
+) -> None:
+    """Before, the adapter was merged into the new weights, and the prompt was saved as one for them."""
+    folder = model(lambda _: None)
+    tuning = TuneOptions(method=method, lora=LoraOptions(rank=1) if method == "lora" else None)
+    system = DualEncoderSystem(folder, EncoderOptions(), tuning, None, device=torch.device("cpu"), dtype=torch.float32)
+    tensors(lambda stored: {QUERY: stored[QUERY] * 2})(folder)
+    assert CHANGED in refusal(lambda: system.save(tmp_path / "saved"))
 
 
 def test_special_tokens_that_fill_the_positions_are_named_with_the_folder(model: Callable[..., Path]) -> None:
