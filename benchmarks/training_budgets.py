@@ -283,8 +283,7 @@ class Runs:
 
         first, *others = self.options.seeds
         is_chosen = minutes > min(self.options.minutes) or method == "peer-cached"
-        rates = [lr for lr in rates_of(method) if lr in (self.options.rates or rates_of(method))]
-        for lr in [self.best_rate(list(sets), method)] if is_chosen else rates:
+        for lr in [self.best_rate(list(sets), method)] if is_chosen else self.rates(method):
             for name in sets:
                 run(name, lr, first)
         for seed in others:
@@ -293,8 +292,12 @@ class Runs:
 
     def best_rate(self, sets: Sequence[str], method: str) -> float:
         """Returns the rate that the sets' dev queries choose, with the smallest budget and the first seed."""
-        chosen_for = "peer" if method == "peer-cached" else method
-        return best_rate(self.measurements, sets, chosen_for, min(self.options.minutes), self.options.seeds[0])
+        chosen_for, rates = "peer" if method == "peer-cached" else method, self.rates(method)
+        return best_rate(self.measurements, sets, chosen_for, min(self.options.minutes), self.options.seeds[0], rates)
+
+    def rates(self, method: str) -> list[float]:
+        """Returns the learning rates of a method that are tried."""
+        return [lr for lr in rates_of(method) if lr in (self.options.rates or rates_of(method))]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -310,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--minutes", [1.0, 5.0], "budgets in minutes of CPU time, rising")
     parser.add("--seeds", [0, 1, 2], "seeds of the training runs")
     parser.add("--batch", 32, "pairs per step")
-    parser.add("--rates", [], "learning rates to try, of those of a method (default: all of them)", type=float)
+    parser.add("--rates", [], "learning rates to try; each method must have them (default: all that it has)", type=float)
     parser.add("--dev", 150, "training queries that are held out, and choose the learning rate")
     parser.add("--peer-dtype", "bfloat16", "precision of sentence-transformers", choices=("float32", "bfloat16"))
     parser.add("--out", ROOT / "results/training-budgets.json", "the output file (.json, .json.gz), which is continued")
@@ -321,9 +324,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if not options.sets:
         parser.error("expected --sets, or --tables")
-    for method in options.methods:
-        if options.rates and not {*options.rates} & {*rates_of(method)}:
-            parser.error(f"--rates: expected one of {', '.join(f'{lr:g}' for lr in rates_of(method))} for {method}")
+    for method in options.methods if options.rates else ():
+        if unknown := {*options.rates} - {*rates_of(method)}:
+            rates = ", ".join(f"{lr:g}" for lr in rates_of(method))
+            parser.error(f"--rates: expected some of {rates} for {method}, got {min(unknown):g}")
     torch.set_num_threads(1)
     with keep_freed_memory():
         Runs(options).run_all()

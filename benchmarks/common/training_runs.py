@@ -44,8 +44,17 @@ def rates_of(method: str) -> tuple[float, ...]:
     return RATES[method.removesuffix("-cached")]
 
 
-def best_rate(measurements: Measurements, sets: Sequence[str], method: str, minutes: float, seed: int) -> float:
+def best_rate(
+    measurements: Measurements,
+    sets: Sequence[str],
+    method: str,
+    minutes: float,
+    seed: int,
+    rates: Sequence[float] | None = None,
+) -> float:
     """Returns the rate with the best mean of the sets' dev figures, among the runs of a budget with a seed.
+
+    Only `rates` can be chosen; None: those of the method.
 
     One set's dev queries are too few: they differ by more than the rates do.
     """
@@ -54,7 +63,7 @@ def best_rate(measurements: Measurements, sets: Sequence[str], method: str, minu
         runs = [measurements.get(run_name_of(name, method, minutes, lr, seed)) for name in sets]
         return statistics.mean(run["dev mrr@10"] if run else -1.0 for run in runs)
 
-    return max(rates_of(method), key=dev)
+    return max(rates or rates_of(method), key=dev)
 
 
 class Arm(NamedTuple):

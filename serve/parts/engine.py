@@ -1,4 +1,4 @@
-"""The search engine: runs batches of queries on the parts of a service, and reports the failures of each.
+"""The search engine: runs batches of queries on the parts of a service, and reports the failures of the parts.
 
 The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank. By
 document, the sources are searched until there are enough documents, and the best passage of each is kept at the end.
@@ -67,7 +67,7 @@ log = logging.getLogger("riptide.serve")
 
 # Maximum number of passages per query in a search by document; at this limit a query may get fewer than k documents.
 MAX_PASSAGES = 16_384
-REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
+REST_S = 0.5  # maximum seconds that are kept for the stages after the search, if partial answers are allowed
 
 
 class Engine:
@@ -82,7 +82,7 @@ class Engine:
         on_encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
         on_failure: Called with the name of a part that fails and the exception.
         erased_rows: Returns the rows, int64 ascending, that answers of a release leave out.
-        on_searched: Called with the groups of a batch when their sources are searched.
+        on_searched: Called with the groups of a batch after their sources are searched.
     """
 
     def __init__(self, encoder: EncoderPart, reranker: RerankPart, ask_leaves: AskLeaves):
@@ -96,16 +96,16 @@ class Engine:
         """Returns one answer per query; the answer to a failed query holds its exception.
 
         Args:
-            queries: Queries of one release. Of those that allow partial answers, waiting ends together.
+            queries: Queries of one release; either all of them allow partial answers, or none does. If they do, the
+                engine stops waiting for all of them at the same time.
         """
-        batch = BatchSearch(self, queries)
-        answers = [state.answer for state in batch.states]
+        states = [QueryState(query, _first_depth(query)) for query in queries]
         try:
-            batch.run()
+            BatchSearch(self, states).run()
         except Exception as error:
-            for answer in answers:
-                answer.error = answer.error or error
-        return answers
+            for state in states:
+                state.answer.error = state.answer.error or error
+        return [state.answer for state in states]
 
     def embed(self, requests: Sequence[EmbedTextsRequest]) -> list[tuple[np.ndarray, Cuts] | Exception]:
         """Returns the vectors of each request's texts, float32 [n, dim], and the counts of cut texts; or an exception.
@@ -169,7 +169,13 @@ class Engine:
             raise
 
     def report(self, part: str, error: Exception, leaf: int = 0) -> None:
-        """Logs the failure of a part, and calls `on_failure` if the part cannot read its files or is lost."""
+        """Logs the failure of a part, and calls `on_failure` if the part cannot read its files or is lost.
+
+        Args:
+            part: The name of the part.
+            error: The failure; passed deadlines are not logged.
+            leaf: The number of the leaf that has the part.
+        """
         if not isinstance(error, ExpiredError):
             log.warning("%s of leaf %d failed: %r", part, leaf, error)
         if isinstance(error, StoreError | LostError):
@@ -177,23 +183,23 @@ class Engine:
 
 
 class BatchSearch:
-    """Searches a batch of queries once; the answers are in the states of the queries.
+    """The search of one batch of queries. The answers are in their states.
 
     Args:
         engine: Calls the models and the leaves.
-        queries: Queries of one release; either all of them allow partial answers, or none does.
+        states: The states of queries of one release; either all of them allow partial answers, or none does.
 
     Attributes:
-        states: The state of each query.
-        groups: The queries that have a vector or terms, by what they search.
+        groups: The groups of usable queries, one for each source and parameters of the search.
         passages: The passages that answers or the re-ranker need, by row.
-        deadline: The latest deadline; if partial answers are allowed, the earliest one.
-        reserve_s: Seconds before it at which waiting for leaves ends.
+        deadline: The latest deadline of the queries; if partial answers are allowed, the earliest one.
+        reserve_s: Seconds before the deadline at which the engine stops waiting for hits; for passages it waits until
+            half of them are left, and for explanations until a quarter is left.
     """
 
-    def __init__(self, engine: Engine, queries: Sequence[PendingQuery]):
-        self.engine, self.release = engine, queries[0].release
-        self.states = [QueryState(query, _first_depth(query)) for query in queries]
+    def __init__(self, engine: Engine, states: Sequence[QueryState]):
+        queries = [state.query for state in states]
+        self.engine, self.release, self.states = engine, queries[0].release, states
         self.groups: list[QueryGroup] = []
         self.passages: dict[int, Passage] = {}
         self.deadline, self.reserve_s = max(query.deadline for query in queries), 0.0
@@ -204,31 +210,31 @@ class BatchSearch:
 
     def run(self) -> None:
         """Runs all stages. An exception ends the batch; errors of single queries are in their answers."""
-        with self._stage("encode"):
+        with self._measure_stage("encode"):
             self._make_groups()
-        with self._stage("search"):
+        with self._measure_stage("search"):
             self._search_leaves(self.groups)
             for state in self.states:
                 state.fuse()
             self._find_documents()
         self.engine.on_searched(self.groups)
-        with self._stage("passages"):
+        with self._measure_stage("passages"):
             self._fetch_passages()
         for state in self.states:
-            state.answer.shards, state.answer.error = state.shards, state.error
-        with self._stage("rerank"):
+            state.answer.shards, state.answer.error = state.shards, state.search_error
+        with self._measure_stage("rerank"):
             self._rerank()
         for state in self.states:
             state.make_hits(self.passages)
         if any(state.query.explain for state in self.states):
-            with self._stage("explain"):
+            with self._measure_stage("explain"):
                 self._explain()
         for state in self.states:
             state.make_json()
             state.answer.stage_seconds = self._stage_seconds
 
     @contextlib.contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
+    def _measure_stage(self, name: str) -> Iterator[None]:
         """Context that measures the seconds of a stage."""
         start = time.perf_counter()
         yield
@@ -247,7 +253,12 @@ class BatchSearch:
                 group.members.append((state, label))
         groups = by_key.values()
         dense = [group for group in groups if group.source.kind.queries == "vectors"]
-        vectors = self._encode_queries(list(dict.fromkeys(state for group in dense for state, _ in group.members)))
+        encoded, vectors = list(dict.fromkeys(state for group in dense for state, _ in group.members)), {}
+        try:
+            vectors = self._encode_queries(encoded)
+        except Exception as error:  # the error concerns only the queries with dense sources
+            for state in encoded:
+                state.query_error = error
         for group in groups:
             group.members = [(state, label) for state, label in group.members if state.query_error is None]
             if not group.members:
@@ -265,12 +276,7 @@ class BatchSearch:
         if not keys:
             return {}
         tasks, texts = zip(*keys, strict=True)
-        try:
-            encoded = self.engine.encode(self.release, texts, tasks, "query", self.deadline)
-        except Exception as error:  # the error concerns only the queries with dense sources
-            for state in states:
-                state.query_error = error
-            return {}
+        encoded = self.engine.encode(self.release, texts, tasks, "query", self.deadline)
         unusable = {keys[number]: reason for number, reason in encoded.unusable.items()}
         vectors = dict(zip(keys, encoded.vectors, strict=True))
         for state in states:
@@ -280,7 +286,7 @@ class BatchSearch:
         return vectors
 
     def _encode_group(self, group: QueryGroup) -> None:
-        """Encodes the queries of a group for its source, such as sparse ones, and leaves out those it cannot use."""
+        """Encodes the queries of a group with the encoder of its source, such as SPLADE, and removes unusable ones."""
         kind, target = group.source.kind, group.source.target
         try:
             with self.engine.report_failures(ENCODER):
@@ -387,7 +393,7 @@ class BatchSearch:
 
     def _fetch_passages(self) -> None:
         """Fetches the passages of hits that are returned or re-ranked; removes hits of lost leaves."""
-        wanted = [state.hits.rows[0, : state.query.num_passages] for state in self.states if state.hits is not None]
+        wanted = [state.hits.rows[0, : state.query.fetch_depth] for state in self.states if state.hits is not None]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
         deadline = self.deadline - self.reserve_s / 2
         replies, errors = self._ask_about_passages("fetch", rows, deadline)
@@ -395,7 +401,7 @@ class BatchSearch:
         for state in self.states if errors else ():
             if state.hits is None:
                 continue
-            rows = state.hits.rows[0, : state.query.num_passages]
+            rows = state.hits.rows[0, : state.query.fetch_depth]
             is_kept = np.isin(rows, [-1, *self.passages])
             if not is_kept.all():
                 state.hits = Hits(state.hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
@@ -405,14 +411,14 @@ class BatchSearch:
         """Re-ranks the first hits of queries with `rerank` by probability; deeper hits keep their order below them."""
         reranked = [(state, state.hits) for state in self.states if state.query.rerank and state.hits is not None]
         pairs = [
-            (state.query.text, self.passages[row])
+            (state, self.passages[row])
             for state, hits in reranked
             for row, _ in rows_and_scores(hits, state.query.rerank)
         ]
         if not pairs:
             return
         deadline = max(state.query.deadline for state, _ in reranked)
-        texts = [text for text, _ in pairs]
+        texts = [state.query.text for state, _ in pairs]
         titles, bodies = [passage[2] for _, passage in pairs], [passage[3] for _, passage in pairs]
         try:
             with self.engine.report_failures(RERANKER):
@@ -421,12 +427,13 @@ class BatchSearch:
             for state, _ in reranked:
                 state.answer.error = error
             return
-        end = 0
+        by_state: dict[QueryState, list[float]] = defaultdict(list)
+        for (state, _), score in zip(pairs, scores, strict=True):
+            by_state[state].append(score)
         for state, hits in reranked:
-            start, end = end, end + len(rows_and_scores(hits, state.query.rerank))
-            if start == end:
+            if state not in by_state:
                 continue
-            state.hits = reorder_hits(hits, np.array([scores[start:end]], np.float32))
+            state.hits = reorder_hits(hits, np.array([by_state[state]], np.float32))
             if state.query.by_document:
                 documents = np.array([[state.documents[row] for row in state.hits.rows[0].tolist()]])
                 state.hits = reranked_documents(state.hits, documents, state.query.k)
@@ -465,7 +472,7 @@ class BatchSearch:
         for state, answer_rows in rows.items():
             query, answer = state.query, state.answer
             answer.shards = state.shards
-            if not query.allow_partial and (error := state.error) is not None:
+            if not query.allow_partial and (error := state.search_error) is not None:
                 answer.fail(error)
                 continue
             results = [

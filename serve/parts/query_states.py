@@ -57,11 +57,11 @@ class PendingQuery:
 
     @property
     def vector_key(self) -> tuple[str, str]:
-        """What the query's vector depends on: its task and its text."""
+        """The name of the task and the text, which determine the query's vector."""
         return self.task.name, self.text
 
     @property
-    def num_passages(self) -> int:
+    def fetch_depth(self) -> int:
         """The maximum number of hits whose passages are fetched."""
         return self.k + self.rerank if self.by_document else max(self.k, self.rerank)
 
@@ -140,13 +140,13 @@ class QueryAnswer:
 
 @dataclass(eq=False)
 class QueryState:
-    """The state of a query during a search: hits of each source, and failures.
+    """The state of a query during a search: its hits until now, its failures, and its answer.
 
     Attributes:
         query: The query.
         depth: Number of passages that the fusion of the sources returns.
-        hits: The hits [1, n] of the stages until now, best first; None: there is no answer.
-        answer: The answer, which the last stages fill.
+        hits: The hits [1, n] after the last stage, best first; None: before the fusion, or without an answer.
+        answer: The answer, to which the last stages add hits and JSON.
         hits_by_label: Hits [1, k] by the source's label.
         may_have_more: By label: whether the source found as many hits as requested, erased ones included.
         searchers: Number of searchers, which are the sources times the leaves.
@@ -187,8 +187,8 @@ class QueryState:
             self.count_lost(leaf, self.query.search.labels, error)
 
     @property
-    def error(self) -> Exception | None:
-        """The error for the query; None if it has an answer, as all searchers answered or enough of them."""
+    def search_error(self) -> Exception | None:
+        """The error of the search; None if the query has an answer, as all searchers answered or enough of them."""
         shards = self.shards
         if self.query_error or shards.successful == shards.total or (self.query.allow_partial and shards.successful):
             return self.query_error
@@ -197,27 +197,28 @@ class QueryState:
     def fuse(self) -> None:
         """Fuses the hits of the sources as a search job does; if a source failed, fuses those of the other sources."""
         search, self.hits = self.query.search, None
-        if self.error is None:
+        if self.search_error is None:
             self.hits = fuse([self.hits_by_label[label] for label in search.labels], self.depth, search.weights)
 
     def make_hits(self, passages: Mapping[int, Passage]) -> None:
-        """Gives the answer its hits, each with its passage and the scores of all sources that found it."""
+        """Sets the hits of the answer, each with its passage and the scores of its sources, unless the query failed."""
         if self.hits is None or self.answer.error is not None:
             return
         by_source = {
             source: dict(rows_and_scores(hits, hits.rows.shape[1])) for source, hits in self.hits_by_label.items()
         }
+        answer_hits = []
         for row, score in rows_and_scores(self.hits, self.query.k):
             # The re-ranker gives probabilities; hits below those that it scored have their negative rank as score.
             scores = {"reranker": score} if self.query.rerank and score >= 0 else {}
             scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
             _, id, title, text, metadata, *span = passages[row]
-            self.answer.hits.append(
-                AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None)
-            )
+            span_of_hit = tuple(span) if span else None
+            answer_hits.append(AnswerHit(row, id, title, text, metadata, score, scores, span_of_hit))
+        self.answer.hits = answer_hits
 
     def make_json(self) -> None:
-        """Gives the answer its JSON; an answer that is too large becomes an error."""
+        """Sets the JSON of the answer, unless the query failed; an answer that is too large becomes an error."""
         if self.hits is None or self.answer.error is not None:
             return
         self.answer.json = self.answer.result_json(self.query.text)
@@ -234,7 +235,7 @@ class QueryGroup:
         source: The source.
         depth: Number of hits per query.
         filter: The text of a Filter; None: no filter.
-        members: The state of each query, and the label that it has for the source.
+        members: The state of each query, and its label for the source.
         queries: The members as the leaves receive them: texts or vectors.
         effort: Search effort (nprobe or efSearch) of an index; None: the one that its build measured.
     """
@@ -247,7 +248,7 @@ class QueryGroup:
     effort: int | None = None
 
     def deeper_groups(self, states: Collection[QueryState]) -> list[QueryGroup]:
-        """Returns groups that repeat the search of members with some states, at the depth of the state."""
+        """Returns groups that repeat the search of the members in `states`, one group for each depth."""
         by_depth: dict[int, list[int]] = {}
         for position, (state, _) in enumerate(self.members):
             if state in states:

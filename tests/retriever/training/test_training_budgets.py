@@ -49,4 +49,4 @@ def test_each_method_trains_and_the_best_rate_gets_the_other_seeds(
 def test_a_rate_that_a_method_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         training_budgets.main(["--sets", str(tmp_path), "--methods", "peer", "lora", "--rates", "1e-4"])
-    assert "--rates: expected one of 0.0003, 0.001, 0.003 for lora" in capsys.readouterr().err
+    assert "--rates: expected some of 0.0003, 0.001, 0.003 for lora, got 0.0001" in capsys.readouterr().err
