@@ -111,7 +111,7 @@ def _is_model(folder: Path) -> bool:
 def sha256_of(file: Path) -> str:
     """Returns the sha256 of a file, cached in the process by path, size and modification time.
 
-    Raises InputError if the file cannot be read, or is none: a pipe has no end while a program holds it open.
+    Raises InputError if it cannot be read or is not a regular file: a pipe has no end while a program holds it open.
     """
     try:
         status = file.stat()
