@@ -234,7 +234,8 @@ def test_a_submission_sends_the_code_and_little_else(tmp_path: Path) -> None:
 
     upload_working_dir_if_needed({"working_dir": str(ROOT)}, include_gitignore=True, upload_fn=create)
     with zipfile.ZipFile(package) as zipped:
-        names = {name.partition("/")[0] for name in zipped.namelist()}
+        files = [name for name in zipped.namelist() if not name.endswith("/")]  # it also has empty folders
+        names = {name.partition("/")[0] for name in files}
         assert "jobs/recipes/pipeline-squad.yaml" in zipped.namelist()
     assert {"riptide", "retriever", "indexing", "serve", "jobs", "examples"} <= names
     assert not {".git", ".venv", "benchmarks", "data", "docs", "results", "tests"} & names
