@@ -18,7 +18,9 @@ from riptide.process.forks import need_threads
 from riptide.process.memory import format_bytes, free_address_space
 
 JAVA = 21  # the oldest Java version with which Pyserini's Lucene works
-HEAP = "-Xmx2g"  # enough, as Lucene memory-maps the files that it searches
+# 2 GiB are enough, as Lucene memory-maps the files that it searches. By default Java starts with 1/64 of the machine's
+# memory, and fills much of it with garbage before it collects any.
+HEAP = "-Xms64m", "-Xmx2g"
 ADDRESS_SPACE = 5 << 30  # bytes that the JVM reserves with this heap: 4.4 GiB on 2 cores, more with more threads
 FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
@@ -64,7 +66,7 @@ def _start_jvm() -> tuple[Java, dict[int, Any]]:
     os.environ["JAVA_HOME"] = str(home)
     jnius_config.set_classpath(str(jar))
     # -Xrs: the JVM leaves SIGINT, SIGTERM and SIGHUP to Python and Ray.
-    jnius_config.add_options(HEAP, "-Xrs", "-Djava.awt.headless=true")
+    jnius_config.add_options(*HEAP, "-Xrs", "-Djava.awt.headless=true")
     try:
         import jnius  # the import starts the JVM
     except Exception as error:
