@@ -313,7 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add("--minutes", [1.0, 5.0], "budgets in minutes of CPU time, rising")
     parser.add("--seeds", [0, 1, 2], "seeds of the training runs")
     parser.add("--batch", 32, "pairs per step")
-    parser.add("--rates", [], "learning rates to try; each method must have them (default: all of it)", type=float)
+    parser.add(
+        "--rates", [], "learning rates to try, which each method must have (default: all of a method)", type=float
+    )
     parser.add("--dev", 150, "training queries that are held out, and choose the learning rate")
     parser.add("--peer-dtype", "bfloat16", "precision of sentence-transformers", choices=("float32", "bfloat16"))
     parser.add("--out", ROOT / "results/training-budgets.json", "the output file (.json, .json.gz), which is continued")
