@@ -81,13 +81,13 @@ def _shapes_in(files: Sequence[Path]) -> list[tuple[int, ...]]:
             if name in shapes:
                 raise InputError(f"{file}: holds {shown(name)}, which another file of the model holds too; {_REMEDY}")
             if entry["dtype"] not in _DTYPES:
-                _refuse_weight(name, entry["dtype"], file)
+                _refuse_if_weight(name, entry["dtype"], file)
             shapes[name] = tuple(entry["shape"])
     return list(shapes.values())
 
 
-def _refuse_weight(name: str, dtype: str, file: Path) -> None:
-    """Raises InputError for a weight whose numbers are no floating-point numbers; other tensors may have any."""
+def _refuse_if_weight(name: str, dtype: str, file: Path) -> None:
+    """Raises InputError if a tensor without floating-point numbers is a weight; other tensors may have any type."""
     if name.endswith(".weight"):  # ".bias" may be the mask of a GPT-2
         raise InputError(
             f"{file}: {shown(name)} is {dtype}: expected {', '.join(_DTYPES)}; quantised weights are not supported"
@@ -256,7 +256,7 @@ def _check_pickled_dtypes(files: Sequence[Path]) -> None:
         stored = _load_pickle(file, "meta")
         for name, value in stored.items() if isinstance(stored, dict) else ():
             if isinstance(value, torch.Tensor) and value.dtype not in _DTYPES.values():
-                _refuse_weight(f"{name}", f"{value.dtype}", file)
+                _refuse_if_weight(f"{name}", f"{value.dtype}", file)
 
 
 def _check_size(kind: Any, folder: Path, settings: Mapping[str, Any]) -> None:

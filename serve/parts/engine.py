@@ -253,11 +253,11 @@ class BatchSearch:
                 group.members.append((state, label))
         groups = by_key.values()
         dense = [group for group in groups if group.source.kind.queries == "vectors"]
-        encoded, vectors = list(dict.fromkeys(state for group in dense for state, _ in group.members)), {}
+        dense_states, vectors = list(dict.fromkeys(state for group in dense for state, _ in group.members)), {}
         try:
-            vectors = self._encode_queries(encoded)
+            vectors = self._encode_queries(dense_states)
         except Exception as error:  # the error concerns only the queries with dense sources
-            for state in encoded:
+            for state in dense_states:
                 state.query_error = error
         for group in groups:
             group.members = [(state, label) for state, label in group.members if state.query_error is None]

@@ -303,18 +303,9 @@ def test_a_state_dict_with_the_mask_of_a_gpt_2_is_opened(model: Callable[..., Pa
 
 
 TRAINED: dict[str, tuple[str, Change, str]] = {
-    "causal attention": ("bert", config(is_causal=True), "is_causal is true"),
+    "causal attention": ("bert", *DESCRIBED["causal attention"]),
     "a pipe as configuration": ("bert", fifo("config.json"), "not a file: expected a"),
-    "an attention that needs other settings": (
-        "qwen3",
-        config(layer_types=["full_attention", "chunked_attention"]),
-        "config.json: cannot be loaded",
-    ),
-    "a window of 0 tokens": (
-        "qwen3",
-        config(sliding_window=0, use_sliding_window=True, layer_types=["sliding_attention"] * 2),
-        "config.json: cannot be loaded",
-    ),
+    **{name: OPENED[name] for name in ("an attention that needs other settings", "a window of 0 tokens")},
 }
 
 
