@@ -99,6 +99,12 @@ STEPS = {
 }
 
 
+SHORT = (
+    "encode",
+    "index",
+)  # a pool of actors that requests all nodes at once; tasks whose first node says what they get
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw files and models."""
@@ -144,7 +150,9 @@ def cloud(module_cloud: tuple[Cloud, WaitingWork]) -> Cloud:
     return module_cloud[0]
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in STEPS]
+)
 def test_a_job_launches_all_nodes(
     name: str, root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path
 ) -> None:
@@ -169,6 +177,7 @@ def test_a_job_launches_all_nodes(
             assert bytes_of(store, made) == bytes_of(alone, made)
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_get_the_nodes_of_both(
     root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path
 ) -> None:
@@ -271,8 +280,8 @@ def test_a_training_starts_after_an_encoding(
     "command",
     [
         "import_queries --source {root}/raw --queries others",
-        "evaluate --run bm25 exact --split test",
-        "verify",
+        pytest.param("evaluate --run bm25 exact --split test", marks=pytest.mark.long),
+        pytest.param("verify", marks=pytest.mark.long),
         pytest.param("store list", marks=pytest.mark.long),
         pytest.param("pipeline --config {root}/pipeline.yaml", marks=pytest.mark.long),
         pytest.param(
@@ -341,8 +350,12 @@ def test_jobs_of_topics_pictures_and_prompts_run_too(
     ("command", "needs"),
     [
         (f"{STEPS['encode'].command} --cpus 3", "--cpus 3"),
-        (f"{TRAIN} --cpus 3", "--cpus 3"),
-        (f"{STEPS['encode'].command} --cpus 1 --node-label kind=none", "--cpus 1, --node-label kind=none"),
+        pytest.param(f"{TRAIN} --cpus 3", "--cpus 3", marks=pytest.mark.long),
+        pytest.param(
+            f"{STEPS['encode'].command} --cpus 1 --node-label kind=none",
+            "--cpus 1, --node-label kind=none",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_worker_that_no_type_of_node_holds_ends_the_job(

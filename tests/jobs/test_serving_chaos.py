@@ -282,6 +282,7 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_replicas_come_where_the_load_asks_for_them(served: Path, tmp_path: Path) -> None:
     """The second replica, `most`, comes by itself."""
     root = Path(shutil.copytree(served, tmp_path / "root"))
