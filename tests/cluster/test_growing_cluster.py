@@ -99,12 +99,6 @@ STEPS = {
 }
 
 
-SHORT = (
-    "encode",
-    "index",
-)  # a pool of actors that requests all nodes at once; tasks whose first node says what they get
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw files and models."""
@@ -151,7 +145,7 @@ def cloud(module_cloud: tuple[Cloud, WaitingWork]) -> Cloud:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in STEPS]
+    "name", ["encode", *(pytest.param(name, marks=pytest.mark.long) for name in STEPS if name != "encode")]
 )
 def test_a_job_launches_all_nodes(
     name: str, root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path

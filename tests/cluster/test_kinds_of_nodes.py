@@ -311,6 +311,7 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
     assert actual.parts == expected.parts
 
 
+@pytest.mark.long
 def test_a_later_node_that_does_not_see_the_store_is_excluded(root: Path, alone: Path) -> None:
     """The job starts when only the head is there, which has no cores, so that it cannot check the other nodes."""
     store = root / "later"
@@ -356,8 +357,6 @@ def test_a_later_node_that_does_not_see_the_store_is_excluded(root: Path, alone:
             "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 8 workers of 1 CPU, after 1 s; --wait "
             "SECONDS waits for more nodes",
         ),
-        (("--min-workers", 3, "--max-workers", 2), "--min-workers 3: expected at most the 2 of --max-workers"),
-        (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example node-type=gpu"),
     ],
 )
 def test_what_no_node_can_do_is_refused_in_one_line(
@@ -369,6 +368,7 @@ def test_what_no_node_can_do_is_refused_in_one_line(
     assert "embeddings/other/g0000" not in [*Store(str(alone)).keys(""), *Store(str(alone)).incomplete_keys()]
 
 
+@pytest.mark.long
 def test_a_cluster_grows_by_the_kind_of_node_that_a_job_names(
     root: Path, alone: Path, call_job: Callable[..., int]
 ) -> None:

@@ -99,7 +99,7 @@ def test_the_pinned_class_decides_unless_the_user_wants_the_other_device() -> No
         (("--gpus", 1), "--gpus 1: this machine has no GPU"),
         (("--cpus", 10_000), "--cpus 10000: expected at most "),
         (("--wait", -1), "--wait -1: expected seconds, at least 0"),
-        (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE"),
+        (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example node-type=gpu"),
         (("--min-workers", 3, "--max-workers", 2), "--min-workers 3: expected at most the 2 of --max-workers"),
     ],
 )

@@ -196,9 +196,9 @@ def test_a_run_whose_draft_was_replaced_ends_at_its_next_checkpoint(
     ("form", "kind", "workers", "ending"),
     [
         (RERANK, "models", 1, SIGKILL),
-        (RERANK, "models", 2, SIGINT),
         *(
             [
+                (RERANK, "models", 2, SIGINT),
                 (TUNE, "prompts", 1, SIGKILL),
                 (TUNE, "prompts", 2, SIGKILL),
                 (RERANK, "models", 2, SIGKILL),
@@ -224,8 +224,7 @@ def test_ended_and_started_again(
     """kill -9 to the job after a checkpoint, or Ctrl-C to its process group; a private Ray goes down with it."""
     if workers > 1:
         request.getfixturevalue("local_ray")
-    # Many more than are made until the signal arrives, also on a busy machine. A step of two workers is slower.
-    steps = 800 if workers == 1 else 200
+    steps = 800  # many more than are made until the signal arrives, also on a busy machine
     more = ("--steps", steps, "--workers", workers, "--checkpoint-every", 5)
     done(*command(form, world, "whole", *more))
     process = start(*command(form, world, "cut", *more)).process
