@@ -232,6 +232,7 @@ def test_a_node_that_is_removed_costs_only_its_items(
         assert bytes_of(store, made) == bytes_of(alone, made)
 
 
+@pytest.mark.long
 def test_nodes_stay_between_a_probe_and_the_work(cloud: Cloud, work: WaitingWork) -> None:
     """However long the driver takes between them: here three times as long as a node may be idle."""
     work.wait_for_nodes(1)
@@ -251,6 +252,7 @@ def test_nodes_stay_between_a_probe_and_the_work(cloud: Cloud, work: WaitingWork
     assert len(cloud.launches()) - before == NODES // 2
 
 
+@pytest.mark.long
 def test_a_training_starts_after_an_encoding(
     root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path
 ) -> None:
@@ -340,16 +342,13 @@ def test_jobs_of_topics_pictures_and_prompts_run_too(
     assert (tmp_path / "peft").is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "needs"),
     [
         (f"{STEPS['encode'].command} --cpus 3", "--cpus 3"),
-        pytest.param(f"{TRAIN} --cpus 3", "--cpus 3", marks=pytest.mark.long),
-        pytest.param(
-            f"{STEPS['encode'].command} --cpus 1 --node-label kind=none",
-            "--cpus 1, --node-label kind=none",
-            marks=pytest.mark.long,
-        ),
+        (f"{TRAIN} --cpus 3", "--cpus 3"),
+        (f"{STEPS['encode'].command} --cpus 1 --node-label kind=none", "--cpus 1, --node-label kind=none"),
     ],
 )
 def test_a_worker_that_no_type_of_node_holds_ends_the_job(

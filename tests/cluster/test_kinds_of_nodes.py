@@ -208,6 +208,7 @@ def tasks_of(cluster: LocalCluster) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.long
 def test_no_task_without_a_gpu_uses_cuda_and_nothing_runs_on_the_wrong_kind(
     root: Path, alone: Path, cluster: LocalCluster
 ) -> None:
@@ -297,6 +298,7 @@ def test_a_training_saves_a_checkpoint_when_one_of_its_nodes_drains(root: Path, 
     assert f"models/left is saved at step {saved():,}; run the same command again to resume" in err
 
 
+@pytest.mark.long
 def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: LocalCluster) -> None:
     store = root / "excluded"
     shutil.copytree(alone / "corpus", store / "corpus")

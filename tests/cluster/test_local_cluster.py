@@ -182,6 +182,7 @@ def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: Local
     assert [path for path in sorted(store.rglob("*")) if path.name != ".tmp"] == before
 
 
+@pytest.mark.long
 def test_nodes_of_another_numerics_class_are_excluded(
     way: Way, cluster: LocalCluster, tmp_path: Path, call_job: Callable[..., int]
 ) -> None:

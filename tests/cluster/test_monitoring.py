@@ -241,6 +241,7 @@ def test_two_tenants_are_apart_and_no_alert_fires_during_ten_jobs(
 @pytest.mark.cluster
 @pytest.mark.nodes
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_data(
     cluster: LocalCluster, prometheus: Prometheus, tmp_path: Path
 ) -> None:

@@ -235,6 +235,7 @@ def test_two_replicas_lose_no_answer(served: Path, tmp_path: Path) -> None:
     assert set(searches.statuses) == {200}
 
 
+@pytest.mark.long
 def test_a_single_lost_replica_is_unavailable_until_the_next_one_answers(served: Path, tmp_path: Path) -> None:
     """Requests in flight may be lost, others wait; none gets the 500 of HAProxy."""
     root = Path(shutil.copytree(served, tmp_path / "root"))
