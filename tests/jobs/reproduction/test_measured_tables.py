@@ -41,7 +41,7 @@ PLACE = re.compile(r"(?<=^<!-- results: )([\w.-]+) -->\n(.*?)(?=^<!-- end of res
 
 def tables_of(name: str) -> str:
     """Returns the tables of a file of results as Markdown."""
-    if name == BUDGETS:
+    if name.startswith(BUDGETS):
         return "\n".join(["", *budget_lines(read_json(FILES[name])), "", ""])
     document = read_results(str(FILES[name]))
     if "arms" in document:
@@ -81,13 +81,13 @@ def test_a_section_with_measures_has_a_file_of_results_or_says_that_it_has_none(
 
 def test_each_file_has_one_place_and_all_are_small() -> None:
     names = [place[1] for page in PAGES for place in PLACE.finditer(page.read_text(encoding="utf-8"))]
-    assert sorted(names) == [*FILES]
+    assert sorted(names) == sorted(FILES)
     sizes = [file.stat().st_size for file in FILES.values()]
     assert max(sizes) <= MAX_BYTES
     assert sum(sizes) <= MAX_BYTES_OF_ALL
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != BUDGETS])
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(BUDGETS)])
 def test_a_file_has_the_options_of_its_experiment(name: str) -> None:
     document = read_results(str(FILES[name]))
     known = {key: document[key] for key in IDENTITY if key in document}
