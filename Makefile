@@ -62,7 +62,7 @@ test-fast: install  ## the tests that need no more than seconds
 test-system: install browser prometheus arm azurite  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure, ARM
 	$(call run_tests,-n 1 $(BY_FILE),$(SYSTEM))
 
-test-all: install browser prometheus arm azurite lint  ## every test in its long form, for some hours on two cores
+test-all: install browser prometheus arm azurite lint  ## every test in its long form
 	@trap "exit 130" INT; status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
 	$(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))" || status=1; \
 	$(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)" || status=1; exit $$status

@@ -30,7 +30,7 @@ from riptide.jobs.reproduction.table import find_table, read_table
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs/measurements").glob("*.md"))
 FILES = {file.name.removesuffix(ENDING): file for file in sorted((ROOT / "docs/results").glob(f"*{ENDING}"))}
-BUDGETS = "training-budgets"
+BUDGETS = "training-budgets"  # how the names of the files of benchmarks/training_budgets.py begin
 # Pages with measures of trained systems. A table of theirs has a file of results, or its section says that it has none.
 OF_EXPERIMENTS = ("computed-prompts", "mining", "papers", "quality", "sparse", "topic-prompts")
 WITHOUT_FILE = "Per-query values were not kept."
