@@ -125,9 +125,12 @@ def reader(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Reader:
-    """A reader of the page in a folder with copies of the files that the page names."""
+    """A reader of the page in a folder with copies of the files that the page names.
+
+    The measurements are left out: they are two fifths of the documentation, and answer no query.
+    """
     shutil.copytree(REPOSITORY / "examples/own_data", tmp_path / "examples/own_data")
-    shutil.copytree(REPOSITORY / "docs", tmp_path / "docs")
+    shutil.copytree(REPOSITORY / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("measurements", "results"))
     monkeypatch.chdir(tmp_path)
     return Reader(tmp_path, call_job, capsys)
 
